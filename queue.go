@@ -10,21 +10,21 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Queue is a quorum queue of values of type T whose failed messages are retried. Conn and Name
-// are required. Set the fields before the first call, and don't change them afterwards. Its
-// methods may be called concurrently.
+// Queue is a quorum queue of values of type T. Failed messages are retried as Retry says. Conn
+// and Name are required. Set the fields before the first call, and don't change them afterwards.
+// Its methods are safe for concurrent use.
 type Queue[T any] struct {
 	// Conn is the connection to use.
 	Conn *Conn
-	// Name is the queue's name: 1 to 255 bytes of UTF-8 without line breaks. It can't begin with
+	// Name is the queue's name: 1 to 255 bytes of UTF-8 without line breaks. It can't start with
 	// "amq.".
 	Name string
-	// Retry decides what happens to a message whose handler fails. The zero value retries it five
-	// times. All programs that use the queue should have the same policy.
+	// Retry decides what happens to a message whose handler fails. All programs that use the
+	// queue should have the same policy. Default: the zero [Policy], which retries five times.
 	Retry Policy
-	// Settings are further settings of the queue, such as its delivery limit or maximum length,
-	// for Declare. Its Name stays empty, or is the same. Default: RabbitMQ's defaults; messages
-	// that aren't retried any more go to the queue <Name>.dead.
+	// Settings are further settings of the queue for Declare, such as its delivery limit or
+	// maximum length. Leave its Name empty, or set it to the same name. Default: RabbitMQ's
+	// defaults, and a dead-letter queue named <Name>.dead.
 	Settings declare.QuorumQueue
 	// Codec encodes and decodes values. Default: [client.JSONCodec].
 	Codec client.Codec
@@ -34,8 +34,9 @@ type Queue[T any] struct {
 	publisher *client.Publisher[T]
 }
 
-// Topology returns what Declare creates: the queue, its dead-letter queue, and the exchanges and
-// delay queues that its policy needs. See [retry.Topology].
+// Topology returns what [Queue.Declare] creates: the queue, its dead-letter queue, and the
+// exchanges and delay queues that its policy needs. Use it to check or print a topology without
+// a broker. See [retry.Topology].
 func (q *Queue[T]) Topology() (declare.Topology, error) {
 	queue := q.Settings
 	switch queue.Name {
@@ -48,13 +49,15 @@ func (q *Queue[T]) Topology() (declare.Topology, error) {
 	return retry.Topology(q.Retry, queue)
 }
 
-// Declare creates the queue, and what its policy needs, on the broker. What exists already with
-// the same settings stays as it is, so every program may call Declare when it starts. The user
-// needs the configure, write, and read permissions. A program whose user has no configure
-// permission leaves Declare out; some other program, or "hopback topology apply", calls it.
+// Declare creates the queue, and what its policy needs, on the broker. Objects that already
+// exist with the same settings stay unchanged, so every program can call Declare when it starts.
 //
-// The errors are those of [declare.Apply]: a queue that exists with other settings is
-// [declare.ErrConflict], and nothing about it changes.
+// The user needs the configure, write, and read permissions. If your program's user has no
+// configure permission, don't call Declare; let a deployment job call it, or run "hopback
+// topology apply".
+//
+// The errors are those of [declare.Apply]. If an object exists with other settings, the error is
+// [declare.ErrConflict], and that object stays unchanged.
 func (q *Queue[T]) Declare(ctx context.Context) error {
 	if q == nil || q.Conn == nil {
 		return errNoConn()
@@ -68,12 +71,12 @@ func (q *Queue[T]) Declare(ctx context.Context) error {
 }
 
 // Publish sends v to the queue and waits for the broker's confirmation. It returns nil only when
-// the broker has the message on a majority of the queue's replicas. Call it from many goroutines
-// for throughput, or use [client.Publisher.PublishAll] of the queue's Publisher.
+// a majority of the queue's replicas has the message. For high throughput, call it from many
+// goroutines, or use [client.Publisher.PublishAll] of [Queue.Publisher].
 //
 // Each edit can set headers, properties, or annotations of the message before it is sent. The
-// errors are those of [client.Publisher.Publish]; [client.SafeToRetry] reports whether sending v
-// again can't store it twice.
+// errors are those of [client.Publisher.Publish]; [client.SafeToRetry] reports whether you can
+// publish v again without a duplicate.
 func (q *Queue[T]) Publish(ctx context.Context, v T, edit ...func(*Message)) error {
 	p, err := q.Publisher(ctx)
 	if err != nil {
@@ -82,8 +85,8 @@ func (q *Queue[T]) Publish(ctx context.Context, v T, edit ...func(*Message)) err
 	return p.Publish(ctx, v, edit...)
 }
 
-// Publisher returns the publisher that Publish uses. The first call opens it, with the errors of
-// [client.NewPublisher]. It closes together with the connection.
+// Publisher returns the publisher that [Queue.Publish] uses. The first call opens it, with the
+// errors of [client.NewPublisher]. It closes together with the connection.
 func (q *Queue[T]) Publisher(ctx context.Context) (*client.Publisher[T], error) {
 	if q == nil {
 		return nil, errNoConn()
@@ -122,9 +125,10 @@ func (q *Queue[T]) Publisher(ctx context.Context) (*client.Publisher[T], error) 
 	return p, nil
 }
 
-// Handler returns handle as a handler that decodes values and retries by the queue's policy. Use
-// it to put middleware around it, or inside: see [client.Middleware]. Consume is
-// Conn.Consume with this handler.
+// Handler returns a handler that decodes values, calls handle, and retries by the queue's
+// policy. Use it to add middleware around the retries, and pass the result to
+// [client.Conn.Consume]: see [client.Middleware]. Without middleware, [Queue.Consume] does the
+// same.
 func (q *Queue[T]) Handler(handle func(ctx context.Context, v T) error) client.Handler {
 	codec := q.Codec
 	if codec == nil {
@@ -133,25 +137,28 @@ func (q *Queue[T]) Handler(handle func(ctx context.Context, v T) error) client.H
 	return retry.With(q.Retry)(client.Typed(codec, handle))
 }
 
-// Consume calls handle for each message of the queue until ctx ends. Then it lets running handlers
-// finish, for up to cfg.Grace (30 s by default), and returns nil.
+// Consume calls handle for each message of the queue until ctx ends. Then it lets running
+// handlers finish, for up to cfg.Grace (30 s by default), and returns nil. What happens to a
+// message depends on the error of handle:
 //
-//	handle returns      the message
-//	nil                 is acknowledged
-//	an error            comes back after the policy's delay; after the last retry it goes to <Name>.dead
-//	Permanent(err)      goes to <Name>.dead at once
-//	After(d, err)       comes back after d
+//   - nil: it is acknowledged.
+//   - An error: it is retried after the policy's delay. After the last retry it goes to
+//     <Name>.dead.
+//   - [Permanent](err): it goes to <Name>.dead at once.
+//   - [After](d, err): it is retried after d.
 //
-// A message whose body can't be decoded, or whose handler panics, goes to <Name>.dead. Consume
-// checks when it starts that the queue and what its policy needs exist, and returns an error that
-// says what is missing. It survives the loss of the connection. See [client.Conn.Consume] for the
-// errors. A message may be handled more than once, so handle should be idempotent.
+// Messages whose body can't be decoded, or whose handler panics, go to <Name>.dead. A message
+// can be handled more than once, so handle should be idempotent.
+//
+// When it starts, Consume checks that the queue and what its policy needs exist, and returns an
+// error that names what is missing. Later it survives the loss of the connection. See
+// [client.Conn.Consume] for the errors.
 func (q *Queue[T]) Consume(ctx context.Context, handle func(ctx context.Context, v T) error, cfg ConsumerConfig) error {
 	if err := q.check(); err != nil {
 		return err
 	}
 	if handle == nil {
-		return argument.New("handle", nil, "is nil", "give a function that handles a message")
+		return argument.New("handle", nil, "is nil", "pass a function that handles a message")
 	}
 	return q.Conn.Consume(ctx, q.Name, q.Handler(handle), cfg)
 }

@@ -1,5 +1,7 @@
-// Package adapter is for consumers that receive by another AMQP client and run hopback's
-// handlers and middleware. Package adapter/officialclient is one.
+// Package adapter lets consumers of other AMQP clients run hopback's handlers and middleware.
+// Use it to write an adapter for another client. Package adapter/officialclient is one.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package adapter
 
 import (
@@ -10,21 +12,23 @@ import (
 	"github.com/hopback/hopback/internal/refusal"
 )
 
-// Context returns the ctx of one consumer, for Prepare and for its handlers. By it middleware
-// knows which consumer a delivery belongs to, and retry.With stops the consumer with an error
-// if it can't work. The ctx ends with parent, or when a handler stops the consumer. Call end
-// with the consumer's result: it ends the ctx, and returns the error that a handler stopped
-// the consumer with, or else the result.
+// Context returns the ctx of one consumer, for its Prepare and its handlers. With it, middleware
+// knows which consumer a delivery belongs to, and retry.With can stop the consumer with an
+// error. The ctx ends with parent, or when a handler stops the consumer.
+//
+// Call end with the consumer's result. It ends the ctx, and returns the error with which a
+// handler stopped the consumer, or else the result.
 func Context(parent context.Context) (ctx context.Context, end func(result error) error) {
 	return refusal.Context(parent)
 }
 
-// Call calls h with d, and then done with the result, once. Resolve it with client.Resolve. A
-// handler that panics is reported as client's own consumer does: as a client.DeadLetter with
-// client.ReasonPanicked, or as what retry.With makes of it.
+// Call calls h with d, and then calls done once with the handler's error. Pass that error to
+// client.Resolve. A panic is reported as client's own consumer does: as a client.DeadLetter with
+// client.ReasonPanicked, or as retry.With decides.
 //
-// exits says that the handler ends its goroutine with runtime.Goexit, which nothing can stop:
-// Call doesn't return. done must start another goroutine for what this one was to do next.
+// If exits is true, the handler ends its goroutine with runtime.Goexit, which nothing can stop,
+// and Call doesn't return. Then done must start another goroutine for the remaining work of this
+// one.
 func Call(ctx context.Context, h client.Handler, d *client.Delivery, done func(err error, exits bool)) {
 	if own, ok := client.DeliveryFrom(ctx); !ok || own != d {
 		ctx = client.WithDelivery(ctx, d)

@@ -7,6 +7,7 @@ import (
 
 // What the errors of this package are about.
 var (
+	// The arguments that this package's errors name.
 	queueName    = argument.Root("queue name")
 	exchangeName = argument.Root("exchange name")
 	routingKey   = argument.Root("routing key")
@@ -25,23 +26,24 @@ const (
 	exchangePrefix = "/exchanges/"
 )
 
-// Address names a queue, or an exchange with a routing key. It is a small
-// comparable value; two addresses are equal when they name the same thing.
+// Address names a queue, or an exchange with a routing key. It is a small comparable value; two
+// addresses are equal if they name the same thing.
 //
-// The zero Address names nothing: IsZero reports it and Build refuses it.
+// The zero Address names nothing: [Address.IsZero] reports it, and [Address.Build] returns an
+// error.
 type Address struct {
 	kind kind
 	name string
 	key  string
 }
 
-// Queue returns the address of a queue, to send to or to receive from. The name is
-// plain text, not percent-encoded. Validate and Build check it.
+// Queue returns the address of a queue, to send to or to receive from. The name is plain text,
+// not percent-encoded. [Address.Validate] and [Address.Build] check it.
 func Queue(name string) Address { return Address{kind: kindQueue, name: name} }
 
-// Exchange returns the address of an exchange and the routing key of messages that
-// are sent to it. Both are plain text, not percent-encoded. The key may be empty.
-// Validate and Build check them.
+// Exchange returns the address of an exchange, with the routing key of messages sent to it. Both
+// are plain text, not percent-encoded. The key may be empty. [Address.Validate] and
+// [Address.Build] check them.
 func Exchange(name, routingKey string) Address {
 	return Address{kind: kindExchange, name: name, key: routingKey}
 }
@@ -55,7 +57,8 @@ func (a Address) IsQueue() bool { return a.kind == kindQueue }
 // IsExchange reports whether a names an exchange.
 func (a Address) IsExchange() bool { return a.kind == kindExchange }
 
-// QueueName returns the queue's name, decoded; empty if a doesn't name a queue.
+// QueueName returns the queue's name, not percent-encoded. It is empty if a doesn't name a
+// queue.
 func (a Address) QueueName() string {
 	if a.kind != kindQueue {
 		return ""
@@ -63,8 +66,8 @@ func (a Address) QueueName() string {
 	return a.name
 }
 
-// ExchangeName returns the exchange's name, decoded; empty if a doesn't name an
-// exchange.
+// ExchangeName returns the exchange's name, not percent-encoded. It is empty if a doesn't name
+// an exchange.
 func (a Address) ExchangeName() string {
 	if a.kind != kindExchange {
 		return ""
@@ -72,11 +75,11 @@ func (a Address) ExchangeName() string {
 	return a.name
 }
 
-// RoutingKey returns the routing key, decoded; empty if there is none.
+// RoutingKey returns the routing key, not percent-encoded. It is empty if there is none.
 func (a Address) RoutingKey() string { return a.key }
 
-// Build returns the address as the broker reads it, percent-encoded. A failure
-// is an *[argument.Error], as from Validate.
+// Build returns the address in the percent-encoded form that the broker expects, such as
+// "/queues/a%2Fb". The error is an *[argument.Error], as from [Address.Validate].
 func (a Address) Build() (string, error) {
 	if err := a.Validate(); err != nil {
 		return "", err
@@ -84,9 +87,9 @@ func (a Address) Build() (string, error) {
 	return a.encode(), nil
 }
 
-// String returns the address for people and logs. It never fails: what Build
-// refuses is shown percent-encoded, too, so it can't break a log line. The zero
-// Address is "(no address)".
+// String returns the address for people and logs. It works for invalid addresses, too, and
+// always percent-encodes them, so they can't break a log line. The zero Address is "(no
+// address)".
 func (a Address) String() string {
 	if a.kind == kindNone {
 		return "(no address)"
@@ -109,8 +112,8 @@ func (a Address) encode() string {
 	return string(b)
 }
 
-// Validate returns an *[argument.Error] if the broker, or the tools around it,
-// can't use a. It doesn't ask whether the queue or exchange exists.
+// Validate returns an *[argument.Error] if the broker or other tools can't use a. It doesn't
+// check whether the queue or exchange exists.
 func (a Address) Validate() error {
 	switch a.kind {
 	case kindQueue:

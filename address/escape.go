@@ -15,11 +15,12 @@ const (
 	subDelims = "!$&'()*+,;=:@"
 )
 
-// Escape percent-encodes one part of an address or of a management path: every
-// byte but letters, digits and "-", ".", "_", "~" (RFC 3986, unreserved).
+// Escape percent-encodes one segment of an address or of a management path: every byte except
+// letters, digits, "-", ".", "_", and "~" (RFC 3986, unreserved). [Address.Build] does this for
+// you.
 //
-// url.PathEscape doesn't encode "+", "=", "&" and ":". url.QueryEscape encodes a
-// space as "+", which RabbitMQ reads as a plus sign.
+// url.PathEscape doesn't encode "+", "=", "&", and ":". url.QueryEscape encodes a space as "+",
+// which RabbitMQ reads as a plus sign.
 func Escape(part string) string {
 	return string(appendEscaped(make([]byte, 0, len(part)), part))
 }
@@ -40,8 +41,8 @@ func unreserved(c byte) bool {
 		c == '-' || c == '.' || c == '_' || c == '~'
 }
 
-// unescape decodes one part; "+" stays a plus sign, as on the broker. It takes
-// the raw characters that the broker takes (RFC 3986, pchar) and no others.
+// unescape decodes one segment. "+" stays a plus sign, as on the broker. It accepts the raw
+// characters that the broker accepts (RFC 3986, pchar), and no others.
 func unescape(what argument.Path, part string) (string, error) {
 	b := make([]byte, 0, len(part))
 	for i := 0; i < len(part); i++ {

@@ -6,14 +6,14 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Parse reads a percent-encoded address, such as "/queues/a%2Fb". Build accepts
-// the result and returns its canonical spelling. A failure is an
-// *[argument.Error]. Parse never panics.
+// Parse parses a percent-encoded address, such as "/queues/a%2Fb". Use it for addresses from
+// configuration or messages; in code, use [Queue] and [Exchange]. The error is an
+// *[argument.Error]. [Address.Build] accepts the result and returns its canonical form.
 //
-// Parse reads what the broker reads. A slash within a name must be written "%2F".
-// So must every character that RFC 3986 doesn't allow within a part of a path,
-// such as a space or a letter that isn't ASCII. "+" is a plus
-// sign. "/exchanges/x/" is "/exchanges/x", the empty routing key.
+//   - Write a slash in a name as "%2F". Percent-encode all characters that RFC 3986 doesn't
+//     allow in a path segment, such as spaces and non-ASCII letters.
+//   - "+" is a plus sign.
+//   - "/exchanges/x/" is the same as "/exchanges/x", with the empty routing key.
 func Parse(s string) (Address, error) {
 	if rest, ok := strings.CutPrefix(s, queuePrefix); ok {
 		return parseQueue(s, rest)
@@ -68,8 +68,8 @@ func valid(a Address) (Address, error) {
 	return a, nil
 }
 
-// v1Hint says how to write an address of the older format in this one, or ""
-// when s doesn't look like one.
+// v1Hint returns how to write an address of format v1 in format v2, or "" if s doesn't look like
+// one.
 func v1Hint(s string) string {
 	for _, v1 := range []struct{ prefix, remedy string }{
 		{"/queue/", `write "/queues/<queue>", the name percent-encoded`},

@@ -1,8 +1,13 @@
-// Package argument holds the one error type with which every hopback package
-// answers bad input.
+// Package argument defines [Error], which every hopback package returns for invalid arguments.
 //
-// Bad input is refused before anything is sent to the broker, so whoever
-// receives an *Error knows that nothing has changed on the other side.
+// Invalid arguments are refused before anything is sent to the broker. So after an *Error,
+// nothing has changed there. Use errors.As to tell it from failures of the broker or the
+// network:
+//
+//	var invalid *argument.Error
+//	if errors.As(err, &invalid) { ... }
+//
+// This package is stable: see docs/stability.md.
 package argument
 
 import (
@@ -11,88 +16,89 @@ import (
 	"unicode/utf8"
 )
 
-// Error says which argument can't be used, what is wrong with it and what to do
-// instead. Nothing was sent when it is returned.
+// Error says which argument is invalid, what is wrong with it, and what to do instead. Nothing
+// was sent when a function returns it.
 //
-// Go programs print it as it is. Another front end, such as one that reads files,
-// writes Path and Other in its own form, and chooses its own Remedy by Code where
-// the remedy is one for Go code. Problem is for all of them.
+// Go programs print it with its Error method. Other front ends, such as one that reads topology
+// files, can write Path and Other in their own form, and choose a remedy by Code if Remedy is
+// about Go code. Problem fits all of them.
 type Error struct {
-	// Path leads to the argument, as the caller wrote it: QuorumQueue("orders").Name.
+	// Path is the argument, as the caller wrote it, such as QuorumQueue("orders").Name.
 	Path Path
-	// Code is the kind of fault. It is empty for arguments that only Go code passes.
+	// Code is the kind of problem. It is empty for arguments that only Go code can pass.
 	Code Code
-	// Value is the value that was passed, made printable and cut short. It may be
+	// Value is the value that was passed, in printable form and cut to 120 bytes. It may be
 	// empty.
 	Value string
 	// Problem is what is wrong with it, such as "is empty".
 	Problem string
-	// Other is an argument that ends the sentence of Problem, such as "is empty, and
-	// so is". It may be empty.
+	// Other is a second argument that completes Problem, such as the one after "is empty, and so
+	// is". It may be empty.
 	Other Path
 	// Remedy is what to do, as an imperative, such as "give the queue a name".
 	Remedy string
-	// Err is the cause, or nil.
+	// Err is the cause. It may be nil.
 	Err error
 }
 
-// Code is a kind of fault.
+// Code is a kind of problem with an argument.
 type Code string
 
 // The codes.
 const (
-	// Missing: the argument is required. It is empty, nil, or not set.
+	// CodeMissing: the argument is required, but empty, nil, or not set.
 	CodeMissing Code = "missing"
-	// CodeTooLong: it has more bytes or elements, or is nested deeper, than the broker or AMQP
+	// CodeTooLong: it has more bytes or elements, or deeper nesting, than the broker or AMQP
 	// allows.
 	CodeTooLong Code = "too-long"
-	// CodeOutOfRange: the number or the time is too small or too large.
+	// CodeOutOfRange: the number or duration is too small or too large.
 	CodeOutOfRange Code = "out-of-range"
-	// CodeNotWhole: the time isn't a whole number of the unit that is counted.
+	// CodeNotWhole: the duration isn't a whole number of the required unit.
 	CodeNotWhole Code = "not-whole"
-	// Malformed: it is text of the wrong form, or it isn't valid UTF-8.
+	// CodeMalformed: the text has the wrong form, or isn't valid UTF-8.
 	CodeMalformed Code = "malformed"
-	// Reserved: the broker keeps the name for itself.
+	// CodeReserved: the name is reserved by the broker.
 	CodeReserved Code = "reserved"
-	// Unknown: it is none of the known values.
+	// CodeUnknown: it is none of the known values.
 	CodeUnknown Code = "unknown"
-	// CodeWrongType: the value is of a type that can't be used there.
+	// CodeWrongType: a value of this type can't be used here.
 	CodeWrongType Code = "wrong-type"
-	// Conflict: it contradicts another argument, which is Other if that is set, or it has to
+	// CodeConflict: it contradicts another argument, which is Other if that is set, or it must
 	// be set there instead.
 	CodeConflict Code = "conflict"
-	// Unsupported: the broker can't do it there.
+	// CodeUnsupported: the broker doesn't support it here.
 	CodeUnsupported Code = "unsupported"
 )
 
 // valueLimit keeps a huge or hostile value from flooding a log line.
 const valueLimit = 120
 
-// New returns an *Error for an argument that has a name alone, as Go code writes it:
-// "Config.Timeout". value is formatted with %v for numbers and %q for everything
-// else, and cut to 120 bytes. A nil value is left out.
+// New returns an [Error] for an argument that is identified by its name as Go code writes it,
+// such as "Config.Timeout". It formats numbers with %v and everything else with %q, and cuts the
+// value to 120 bytes. A nil value is omitted.
 func New(name string, value any, problem, remedy string) *Error {
 	return At(Root(name), "", value, problem, remedy)
 }
 
-// At returns an *Error for the argument that path leads to. value is as in [New].
+// At returns an [Error] for the argument at path. value is as in [New].
 func At(path Path, code Code, value any, problem, remedy string) *Error {
 	return &Error{Path: path, Code: code, Value: printable(value), Problem: problem, Remedy: remedy}
 }
 
-// And sets Other and returns e.
+// And sets Other, and returns e.
 func (e *Error) And(other Path) *Error {
 	e.Other = other
 	return e
 }
 
-// Because sets Err, the cause, which errors.Is and errors.As find, and returns e.
+// Because sets Err, the cause, which errors.Is and errors.As then find. It returns e.
 func (e *Error) Because(err error) *Error {
 	e.Err = err
 	return e
 }
 
-// Error leaves out of Other what it shares with Path.
+// Error returns the text: the argument, the problem, the cause, and the remedy. It omits what
+// Other has in common with Path.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("hopback: ")

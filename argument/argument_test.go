@@ -44,7 +44,7 @@ func TestPathIsWrittenAsGoCode(t *testing.T) {
 	assert.Equal(t, "Policy.Rules[2].If Policy.Rules[2].Do", a.String()+" "+b.String())
 }
 
-// Other is told without what it shares with Path.
+// Other is printed without what it shares with Path.
 func TestErrorNamesTheOtherArgument(t *testing.T) {
 	binding := argument.Root("Binding")
 	both := func(path, other argument.Path) string {

@@ -9,8 +9,8 @@ import (
 // longestWord is how many bytes a word may have to be compared with others.
 const longestWord = 255
 
-// Nearest returns the one of known that got was probably meant to be, or "". Use it to suggest
-// a word in a remedy.
+// Nearest returns the element of known that got was probably meant to be, or "" if there is
+// none. Use it to suggest a word in a remedy.
 func Nearest(got string, known []string) string {
 	want := folded(got)
 	if want == "" || len(got) > longestWord {
@@ -39,8 +39,8 @@ func Nearest(got string, known []string) string {
 	return ""
 }
 
-// folded is a word without what people write differently: case, dashes,
-// underscores, and the "x-" of RabbitMQ's arguments.
+// folded returns a word without differences that people overlook: case, dashes, underscores, and
+// the "x-" of RabbitMQ's arguments.
 func folded(s string) string {
 	s = strings.TrimPrefix(strings.ToLower(s), "x-")
 	return strings.Map(func(r rune) rune {
@@ -51,8 +51,8 @@ func folded(s string) string {
 	}, s)
 }
 
-// edits is how many letters must be changed, added, left out or swapped with their
-// neighbor to make a of b.
+// edits counts how many letters must be changed, added, removed, or swapped with a neighbor to
+// turn a into b.
 func edits(a, b string) int {
 	x, y := []rune(a), []rune(b)
 	rows := make([][]int, len(x)+1)

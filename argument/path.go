@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// Path leads from an argument to the part of it that can't be used. The first
-// segment is the argument itself. Each front end writes a path in its own form: Go
-// code as Policy.Rules[0].MaxRetries, a topology file as retry.max-retries.
+// Path identifies an argument, or the part of it that is invalid. The first segment is the
+// argument itself. Each front end writes a path in its own form: Go code as
+// Policy.Rules[0].MaxRetries, a topology file as retry.max-retries.
 //
-// The methods return a longer path and leave p as it is.
+// The methods return a longer path and don't change p.
 type Path []Segment
 
 // Segment is one step of a [Path].
@@ -29,26 +29,25 @@ type Segment struct {
 	Index int
 }
 
-// Root begins a path with the argument's name.
+// Root returns a path that consists of the argument's name.
 func Root(name string) Path { return Path{{Kind: "root", Name: name}} }
 
-// Field leads to a field of p.
+// Field returns the path of a field of p.
 func (p Path) Field(name string) Path { return p.step(Segment{Kind: "field", Name: name}) }
 
-// Index leads to an element of p, counted from 0.
+// Index returns the path of an element of p, counted from 0.
 func (p Path) Index(i int) Path { return p.step(Segment{Kind: "index", Index: i}) }
 
-// Key leads to the value behind a key of p.
+// Key returns the path of the value for a key of p.
 func (p Path) Key(key string) Path { return p.step(Segment{Kind: "key", Name: key}) }
 
-// Call leads to what the function p returns for n.
+// Call returns the path of the result of the function p for n.
 func (p Path) Call(n int) Path { return p.step(Segment{Kind: "call", Index: n}) }
 
 func (p Path) step(s Segment) Path { return append(p[:len(p):len(p)], s) }
 
-// String writes p as Go code does: Policy.Rules[0].MaxRetries,
-// QuorumQueue("orders").Arguments["x-a"], Policy.Backoff(3). Keys are cut to 80
-// bytes.
+// String returns p in the form of Go code: Policy.Rules[0].MaxRetries,
+// QuorumQueue("orders").Arguments["x-a"], Policy.Backoff(3). Keys are cut to 80 bytes.
 func (p Path) String() string {
 	const keyLimit = 80
 	var b strings.Builder
@@ -70,8 +69,8 @@ func (p Path) String() string {
 	return b.String()
 }
 
-// from is p without the segments that it shares with other, for text that has
-// named other already. The rest begins with a field, or from returns all of p.
+// from returns p without the segments that it shares with other, for a text that has already
+// named other. The rest begins with a field; otherwise from returns all of p.
 func (p Path) from(other Path) Path {
 	shared := 0
 	for shared < min(len(p), len(other)) && p[shared] == other[shared] {

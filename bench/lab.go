@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// inFlight is how many messages each peer may have under way: unconfirmed when it
+// inFlight is how many messages each peer may have in flight: unconfirmed when it
 // publishes, unsettled when it consumes.
 const inFlight = 256
 
@@ -53,7 +53,7 @@ func openLab(ctx context.Context, p path) (*lab, error) {
 	return l, nil
 }
 
-// quiet is for what would write to the terminal amid a measurement.
+// quiet is for code that would write to the terminal during a measurement.
 var quiet = slog.New(slog.DiscardHandler)
 
 func (l *lab) close() {
@@ -79,7 +79,7 @@ func (l *lab) cleanUp(ctx context.Context) {
 	}
 }
 
-// newMeter is the meter of a run, of which a profile may be wanted.
+// newMeter is the meter of a run, with a profile if one is wanted.
 func (l *lab) newMeter(warm, n int) *meter {
 	m := newMeter(warm, n)
 	m.profile = l.profile

@@ -222,7 +222,7 @@ func (p rawPipelined) consume(ctx context.Context, url, queue string, m *meter) 
 	open := context.WithoutCancel(ctx)
 	err = settledAll(ctx, rawReceive(ctx, s, queue, p.handlers, func(r *amqp.Receiver, msg *amqp.Message) error {
 		m.tick()
-		// The last one's end mustn't keep others from accepting what they have handled.
+		// The end of the last one must not keep others from accepting handled messages.
 		if err := r.AcceptMessage(open, msg); err != nil {
 			return err
 		}

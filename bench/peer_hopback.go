@@ -47,7 +47,7 @@ func (p hopback) connect(ctx context.Context, url string) (*client.Conn, func(),
 	}, nil
 }
 
-// publish has inFlight callers, or p.callers, each of which waits for its message.
+// publish has inFlight callers, or p.callers. Each waits for its message.
 func (p hopback) publish(ctx context.Context, url, queue string, body []byte, m *meter) error {
 	conn, hangUp, err := p.connect(ctx, url)
 	if err != nil {

@@ -273,7 +273,7 @@ func (r *report) finish(err error) {
 		r.note("The machine was busy at the start (load %.1f on %d cores): figures are low, and a ratio is worth no more than its spread.", r.Machine.LoadAtStart, r.Machine.Cores)
 	}
 	if r.Messages < 20*inFlight {
-		r.note("%d messages a run are few beside the %d that may be under way: ends and beginnings weigh in.", r.Messages, inFlight)
+		r.note("%d messages per run are few compared with up to %d in flight: the start and the end of a run distort the result.", r.Messages, inFlight)
 	}
 	var bound []string
 	for _, res := range r.Results {
@@ -405,7 +405,7 @@ func (r *report) print(w io.Writer) {
 	}
 	m := r.Machine
 	fmt.Fprintf(w, "\nMachine: %s, %d cores, %s/%s; load %.1f at the start, %.1f at the end\n", m.Model, m.Cores, runtime.GOOS, runtime.GOARCH, m.LoadAtStart, m.LoadAtEnd)
-	fmt.Fprintf(w, "Broker: %s, beside the client, reached %s; %d rounds (fewer where runs are long), %d messages a run, took %s\n", r.Broker, r.Reached, r.Rounds, r.Messages, r.Took)
+	fmt.Fprintf(w, "Broker: %s, on the same machine as the client, reached %s; %d rounds (fewer where runs are long), %d messages a run, took %s\n", r.Broker, r.Reached, r.Rounds, r.Messages, r.Took)
 	fmt.Fprintf(w, "Ratios are taken within a round, where the contestants ran right after each other.\n")
 	for _, n := range r.Notes {
 		fmt.Fprintln(w, wrap("Note: "+n, 98))

@@ -73,7 +73,7 @@ func serve(version string) error {
 	return err
 }
 
-// startMemory starts a hopbacktest broker in a process of its own, so that its CPU isn't
+// startMemory starts a hopbacktest broker in a separate process, so that its CPU isn't
 // counted as the client's.
 func startMemory(version string) (url string, end func(), err error) {
 	cmd, err := child(context.Background(), "serve "+version)

@@ -42,6 +42,8 @@ func (l *idle) Quirks() oldbroker.Quirks                                { return
 func (l *idle) Prefetched() (a link.Arrival, ok bool)                   { return a, false }
 func (l *idle) IssueCredit(n uint32) error                              { l.credits += n; return nil }
 func (l *idle) Drain(context.Context) error                             { return nil }
+func (l *idle) Claims() bool                                            { return false }
+func (l *idle) Claim(context.Context, uint32, []string) error           { return nil }
 
 func (l *idle) Receive(ctx context.Context) (link.Arrival, error) {
 	select {

@@ -8,27 +8,27 @@ import (
 	"github.com/hopback/hopback/internal/publish"
 )
 
-// BatchError lists the messages of a PublishAll that were not accepted. All others
-// were.
+// BatchError lists the messages of a [Publisher.PublishAll] that were not accepted. The broker
+// accepted all others. errors.Is and errors.As search the errors of all listed messages.
 type BatchError struct {
-	// Of is how many messages PublishAll was called with.
+	// Of is the number of messages passed to PublishAll.
 	Of int
 	// Failed holds the messages that were not accepted, ordered by Index.
 	Failed []BatchFailure
 }
 
-// BatchFailure is one message that wasn't accepted.
+// BatchFailure is one message that was not accepted.
 type BatchFailure struct {
-	// Index is the index of the value in PublishAll's vs.
+	// Index is the index of the value in the slice passed to PublishAll.
 	Index int
-	// ID is the message-id. It is nil if the value was never encoded.
+	// ID is the message-id. It is nil if the value couldn't be encoded.
 	ID any
-	// Err is the error that Publish would have returned. SafeToRetry(Err) reports
-	// whether sending the value again can't make a duplicate.
+	// Err is the error that [Publisher.Publish] would have returned. [SafeToRetry] of it reports
+	// whether you can publish the value again without a duplicate.
 	Err error
 }
 
-// batchError is nil if none of n messages failed.
+// batchError returns nil if none of n messages failed.
 func batchError(n int, failed []publish.BatchFailure) error {
 	if len(failed) == 0 {
 		return nil
@@ -54,9 +54,9 @@ func (e *BatchError) Unwrap() []error {
 	return errs
 }
 
-// SafeToRetry reports whether no message of the batch can have been stored. If so,
-// sending the whole batch again makes no duplicate. If not, look at the errors in
-// Failed.
+// SafeToRetry reports whether you can publish the whole batch again without a duplicate, because
+// the broker stored none of its messages. If it returns false, check the errors in Failed one by
+// one.
 func (e *BatchError) SafeToRetry() bool {
 	if len(e.Failed) < e.Of {
 		return false

@@ -4,7 +4,8 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// Broker describes a broker, as it introduced itself when the connection opened.
+// Broker describes a broker, as it introduced itself when the connection opened. See
+// [Conn.Broker].
 type Broker struct {
 	Product string // "RabbitMQ"
 	Version string // "4.3.6"
@@ -12,6 +13,6 @@ type Broker struct {
 	Cluster string // the cluster's name
 }
 
-// AtLeast reports whether the broker's version is major.minor or later. It is false
-// for a version that can't be read.
+// AtLeast reports whether the broker's version is major.minor or later. It returns false if the
+// version can't be parsed.
 func (b Broker) AtLeast(major, minor int) bool { return link.BrokerInfo(b).AtLeast(major, minor) }

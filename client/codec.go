@@ -11,34 +11,38 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Codec encodes values into message bodies and decodes them. It must be safe for
-// concurrent use. It may be a TypeChecker.
+// Codec encodes values into message bodies and decodes them. Implement it for formats other than
+// JSON, such as Protocol Buffers, and set it as [PublisherConfig.Codec] or pass it to [Typed].
+// It must be safe for concurrent use. A Codec may also implement [TypeChecker].
 type Codec interface {
-	// Encode sets m's body, and its content type if there is one.
+	// Encode sets the body of m, and its content type if there is one. An error makes Publish
+	// return an [*argument.Error], and nothing is sent.
 	Encode(v any, m *Message) error
-	// Decode reads m's body into v, a pointer. An error or a panic dead-letters the
-	// message with ReasonUndecodable, since it would fail again.
+	// Decode decodes the body of m into v, a pointer. If it returns an error or panics, the
+	// message is dead-lettered with [ReasonUndecodable], because another attempt would fail the
+	// same way.
 	Decode(m *Message, v any) error
 }
 
-// TypeChecker is a Codec that knows which types it can never carry. NewPublisher and
-// Typed ask it once, so a wrong type fails at the start and not at the first message.
+// TypeChecker is implemented by a [Codec] that knows which types it can't encode or decode.
+// [NewPublisher] and [Typed] call it once, so a wrong type fails at the start rather than with
+// the first message.
 type TypeChecker interface {
-	// CheckEncode returns an error if no value of type t can be encoded.
+	// CheckEncode returns an error if Encode fails for every value of type t.
 	CheckEncode(t reflect.Type) error
-	// CheckDecode returns an error if no body can be decoded into a value of type t.
+	// CheckDecode returns an error if Decode fails for every value of type t.
 	CheckDecode(t reflect.Type) error
 }
 
-// JSONCodec writes JSON into one data section, with content type
-// application/json. It reads JSON from data sections, or from an amqp-value of
-// string or binary, whatever the content type says.
+// JSONCodec encodes values as JSON into one data section, with content type application/json. It
+// decodes JSON from data sections, or from an amqp-value that is a string or binary. It ignores
+// the content type of received messages.
 type JSONCodec struct{}
 
 // contentTypeJSON is the content type that JSONCodec sets.
 const contentTypeJSON = "application/json"
 
-// Encode writes v as JSON.
+// Encode encodes v as JSON.
 func (JSONCodec) Encode(v any, m *Message) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -49,7 +53,7 @@ func (JSONCodec) Encode(v any, m *Message) error {
 	return nil
 }
 
-// Decode reads JSON into v. An empty body is an error.
+// Decode decodes JSON into v. An empty body is an error.
 func (JSONCodec) Decode(m *Message, v any) error {
 	b, err := Body(m)
 	if err != nil {
@@ -65,9 +69,13 @@ var (
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// CheckEncode refuses channels, functions and complex numbers, pointers to them and
-// lists of them, maps whose keys can't be strings, and structs with a field of such a
-// type. A type with a marshaler of its own is never refused.
+// CheckEncode returns an error for types that encoding/json can't encode:
+//
+//   - channels, functions, and complex numbers;
+//   - pointers to them, lists of them, and structs with a field of such a type;
+//   - maps whose keys can't be strings.
+//
+// It accepts every type that implements [json.Marshaler] or [encoding.TextMarshaler].
 func (JSONCodec) CheckEncode(t reflect.Type) error {
 	for range maxElems {
 		if marshalsItself(t) {
@@ -87,9 +95,10 @@ func (JSONCodec) CheckEncode(t reflect.Type) error {
 	return nil
 }
 
-// CheckDecode refuses channels, functions, complex numbers and interfaces with
-// methods, and pointers to them and lists of them. A type with an unmarshaler of its
-// own is never refused, and neither is a field of a struct.
+// CheckDecode returns an error for types that encoding/json can't decode into: channels,
+// functions, complex numbers, interfaces with methods, and pointers to them and lists of them.
+// It accepts every type that implements [json.Unmarshaler] or [encoding.TextUnmarshaler], and
+// doesn't check the fields of structs.
 func (JSONCodec) CheckDecode(t reflect.Type) error {
 	for range maxElems {
 		if p := reflect.PointerTo(t); p.Implements(jsonUnmarshaler) || p.Implements(textUnmarshaler) {
@@ -108,7 +117,7 @@ func (JSONCodec) CheckDecode(t reflect.Type) error {
 	return nil
 }
 
-// maxElems ends the walk down a type that contains itself, such as type P *P.
+// maxElems ends the loop for a type that contains itself, such as type P *P.
 const maxElems = 16
 
 func hasElem(t reflect.Type) bool {
@@ -124,11 +133,11 @@ func marshalsItself(t reflect.Type) bool {
 	return p.Implements(jsonMarshaler) || p.Implements(textMarshaler)
 }
 
-// RawCodec carries bytes as they are: values are []byte or string. It sets no content
-// type, and reads what JSONCodec reads.
+// RawCodec sends and receives bytes unchanged: values are []byte or string. It sets no content
+// type, and decodes the same kinds of body as [JSONCodec].
 type RawCodec struct{}
 
-// Encode writes v into one data section, without a content type.
+// Encode writes v into one data section, without a content type. v must be a []byte or a string.
 func (RawCodec) Encode(v any, m *Message) error {
 	switch v := v.(type) {
 	case []byte:
@@ -141,7 +150,7 @@ func (RawCodec) Encode(v any, m *Message) error {
 	return nil
 }
 
-// Decode reads the body into v.
+// Decode sets v, a *[]byte or a *string, to the body.
 func (RawCodec) Decode(m *Message, v any) error {
 	b, err := Body(m)
 	if err != nil {
@@ -158,8 +167,8 @@ func (RawCodec) Decode(m *Message, v any) error {
 	return nil
 }
 
-// CheckEncode refuses all but []byte, string, and any, whose values are looked at one
-// by one.
+// CheckEncode returns an error for all types except []byte, string, and any. For any, Encode
+// checks each value.
 func (RawCodec) CheckEncode(t reflect.Type) error {
 	if t == reflect.TypeFor[any]() {
 		return nil
@@ -167,7 +176,7 @@ func (RawCodec) CheckEncode(t reflect.Type) error {
 	return RawCodec{}.CheckDecode(t)
 }
 
-// CheckDecode refuses all but []byte and string.
+// CheckDecode returns an error for all types except []byte and string.
 func (RawCodec) CheckDecode(t reflect.Type) error {
 	if t != reflect.TypeFor[[]byte]() && t != reflect.TypeFor[string]() {
 		return errors.New("RawCodec carries []byte and string only")
@@ -175,9 +184,9 @@ func (RawCodec) CheckDecode(t reflect.Type) error {
 	return nil
 }
 
-// checkEncode asks c whether it can encode values of type T.
+// checkEncode returns an error if c can't encode values of type T.
 func checkEncode[T any](c Codec) error {
-	// A *Message is sent as it is.
+	// A *Message is sent without a codec.
 	if k, ok := c.(TypeChecker); ok && reflect.TypeFor[T]() != reflect.TypeFor[*Message]() {
 		if err := k.CheckEncode(reflect.TypeFor[T]()); err != nil {
 			return argument.New("value", reflect.TypeFor[T]().String(), "can't be encoded", "publish values of another type, or use another PublisherConfig.Codec").Because(err)
@@ -186,7 +195,7 @@ func checkEncode[T any](c Codec) error {
 	return nil
 }
 
-// checkDecode asks c whether it can decode into values of type T.
+// checkDecode returns an error if c can't decode into values of type T.
 func checkDecode[T any](c Codec) error {
 	if k, ok := c.(TypeChecker); ok {
 		if err := k.CheckDecode(reflect.TypeFor[T]()); err != nil {
@@ -196,11 +205,11 @@ func checkDecode[T any](c Codec) error {
 	return nil
 }
 
-// ErrNoBytes means that a message's body isn't bytes. Body returns it.
+// ErrNoBytes is the error of [Body] for a message whose body isn't bytes.
 var ErrNoBytes = errors.New("the message's body is not bytes")
 
-// Body returns the body's bytes: its data sections joined, or an amqp-value that
-// is binary or a string. The result must not be changed.
+// Body returns the body's bytes: its data sections joined, or an amqp-value that is binary or a
+// string. For any other body, and for a nil m, it returns [ErrNoBytes]. Don't change the result.
 func Body(m *Message) ([]byte, error) {
 	switch {
 	case m == nil:
@@ -233,25 +242,25 @@ func Body(m *Message) ([]byte, error) {
 	}
 }
 
-// JSON returns a Handler that decodes the body as JSON and calls handle. In handle,
-// DeliveryFrom(ctx) returns the delivery. JSON(handle) is Typed(JSONCodec{}, handle).
+// JSON returns a [Handler] that decodes the body as JSON and calls handle. Inside handle,
+// [DeliveryFrom] returns the delivery with its headers and properties. JSON(handle) is
+// Typed(JSONCodec{}, handle).
 func JSON[T any](handle func(ctx context.Context, v T) error) Handler {
 	return Typed(JSONCodec{}, handle)
 }
 
-// Typed returns a Handler that decodes the body with codec and calls handle. A
-// body that can't be decoded is dead-lettered with ReasonUndecodable, and
-// handle isn't called.
+// Typed returns a [Handler] that decodes the body with codec and calls handle. If a body can't
+// be decoded, handle isn't called, and the message is dead-lettered with [ReasonUndecodable].
 //
-// A nil codec, a nil handle, and a T that the codec's TypeChecker refuses stop the
-// consumer at its start with an *argument.Error.
+// If codec or handle is nil, or codec is a [TypeChecker] that rejects T, [Conn.Consume] returns
+// an [*argument.Error] when it starts.
 func Typed[T any](codec Codec, handle func(ctx context.Context, v T) error) Handler {
 	h := typed[T]{codec: codec, handle: handle}
 	switch {
 	case codec == nil:
-		h.invalid = argument.New("codec", nil, "is nil", "give Typed a Codec, such as client.JSONCodec{}")
+		h.invalid = argument.New("codec", nil, "is nil", "pass a Codec, such as client.JSONCodec{}")
 	case handle == nil:
-		h.invalid = argument.New("handle", nil, "is nil", "give the handler a function")
+		h.invalid = argument.New("handle", nil, "is nil", "pass a function")
 	default:
 		h.invalid = checkDecode[T](codec)
 	}
@@ -279,8 +288,8 @@ func (h typed[T]) Handle(ctx context.Context, d *Delivery) error {
 	return h.handle(ctx, v)
 }
 
-// decode runs a codec on a hostile body: one that makes it panic is undecodable,
-// not a fault of the handler.
+// decode calls a codec with a body that may be hostile. If the codec panics, the body counts as
+// undecodable, rather than as a failure of the handler.
 func decode(c Codec, m *Message, v any) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

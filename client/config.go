@@ -21,75 +21,84 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// Config configures a Conn. The zero value is ready to use.
+// Config configures a [Conn]. The zero value is ready to use.
 type Config struct {
-	// Endpoints are further URLs of the same cluster. They are tried in turn, after
-	// Connect's own, whenever a connection is made or rebuilt.
+	// Endpoints are URLs of further nodes of the same cluster. [Connect] tries its own URL first
+	// and then these, in order. To reconnect, the Conn tries all of them in turn.
 	Endpoints []string
-	// Name is the AMQP container-id, which the broker shows with the connection: UTF-8
-	// of at most 255 bytes. Further connections get a number: "orders-2". Default: the
-	// program's name and a random suffix.
+	// Name is the AMQP container-id, which identifies the connection on the broker, for instance
+	// in the management UI. It is at most 255 bytes of UTF-8. Additional connections get a
+	// number, such as "orders-2". Default: the program's name and a random suffix.
 	Name string
-	// MaxConnections is the most AMQP connections that the Conn opens. Consumers and
-	// publishers that find no session left fail with ErrSessionLimit. Default: 64, which
-	// is enough for 1,900 consumers.
+	// MaxConnections limits how many AMQP connections the Conn opens. When no session is left on
+	// them, new consumers and publishers fail with [ErrSessionLimit]. Default: 64, which is
+	// enough for 1,900 consumers.
 	MaxConnections int
-	// SASL is how to log in. Default: Plain with the URL's user and password, or guest
-	// and guest.
+	// SASL is how to log in: see [Plain], [External], and [OAuth2]. Default: Plain with the
+	// URL's user and password, or guest and guest if the URL has none.
 	SASL SASL
-	// TLS configures amqps URLs. An empty ServerName means the URL's host. Default: the
-	// system's certificate authorities, and TLS 1.2 or later.
+	// TLS configures connections to amqps URLs: certificate authorities, client certificates,
+	// versions. If ServerName is empty, the URL's host is used. Default: the system's
+	// certificate authorities, and TLS 1.2 or later.
 	TLS *tls.Config
-	// Dial, if not nil, makes the network connection, for instance through a proxy or a
-	// tunnel. network is "tcp" and address the endpoint's host:port. For amqps URLs the
-	// client runs TLS on the result. ctx ends with ConnectTimeout or with the caller's
-	// ctx; a connection that comes later is closed. An error is ErrUnreachable and is
-	// tried again like any other. Dial must be safe for concurrent use. Default: a
-	// net.Dialer.
+	// Dial, if not nil, opens the network connection, for instance through a proxy or a tunnel.
+	// network is "tcp" and address is the endpoint's host:port. Default: a [net.Dialer].
+	//
+	//   - For amqps URLs, the client runs TLS on the returned connection.
+	//   - ctx ends after ConnectTimeout, or when the caller's ctx ends. If Dial returns a
+	//     connection after that, the client closes it.
+	//   - An error counts as [ErrUnreachable], and the client tries again.
+	//   - Dial must be safe for concurrent use.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// ConnectTimeout bounds one attempt to connect to one endpoint, from TCP to
-	// AMQP open. The TCP connect alone takes at most 4 s of it, unless Dial is set.
-	// Default: 15 s.
+	// ConnectTimeout limits one attempt to connect to one endpoint, from TCP to AMQP open. The
+	// TCP connect may use at most 4 s of it, unless Dial is set. Default: 15 s.
 	ConnectTimeout time.Duration
-	// Reconnect is the pause between attempts to rebuild a lost connection or link. The
-	// number of attempts is unlimited.
+	// Reconnect is the backoff between attempts to rebuild a lost connection or link. The number
+	// of attempts is unlimited. Default: 100 ms to 10 s.
 	Reconnect ReconnectBackoff
-	// IdleTimeout is how long the broker may stay silent, or answer nothing, before the
-	// connection is considered lost. It is at least 2 s. After half of it without an
-	// answer the client opens and closes a session, to see whether the broker answers.
-	// Default: 30 s.
+	// IdleTimeout is how long the broker may stay silent, or leave the client without an answer,
+	// before the client treats the connection as lost. After half of that time, the client opens
+	// and closes a session to check whether the broker still responds. Default: 30 s. Minimum: 2
+	// s.
 	IdleTimeout time.Duration
-	// PreferLeaderOf is the name of a queue, or empty. Of several endpoints the client
-	// prefers the one whose node leads this queue, which saves its messages a hop between
-	// nodes. The leader is looked up whenever a connection is made, and not followed
-	// later. If the queue is missing, or the user may not see it, any endpoint is used.
+	// PreferLeaderOf is the name of a queue. With several endpoints, the client then prefers the
+	// node that leads this queue, which saves a network hop per message. The client finds the
+	// leader whenever it connects; it doesn't follow later changes. If the queue doesn't exist,
+	// or the user can't see it, the client uses any endpoint. Default: no preference.
 	PreferLeaderOf string
-	// Impersonator says that the broker's user has the tag "impersonator". Then copies of
-	// messages, such as retry copies, keep the user-id of the user who published the message.
-	// RabbitMQ accepts another user's user-id only from an impersonator. By default a copy
-	// has another user's user-id in AnnotationUserID instead.
+	// Impersonator declares that the broker's user has the tag "impersonator". Then copies of
+	// messages, such as retry copies, keep the user-id of the original publisher. RabbitMQ
+	// accepts a foreign user-id only from an impersonator. Default: false, so the original
+	// user-id moves to [AnnotationUserID].
 	Impersonator bool
-	// Observe, if not nil, is called for each change in the state of the connection,
-	// its publishers and its consumers: one event at a time, in order. Nothing waits for
-	// it. When more than 1,024 events wait, the oldest are dropped, and Event.Dropped
-	// counts them. Observe may be called after Close has returned.
+	// OnEvent, if not nil, is called for each state change of the connection, its publishers,
+	// and its consumers. Calls come one at a time, in order. Nothing waits for them: if more
+	// than 1,024 events are queued, the oldest are dropped, and [Event.Dropped] counts them.
+	// OnEvent may still be called after Close has returned.
 	OnEvent func(Event)
-	// Instrument, if not nil, follows each message that is sent and handled, for traces and
-	// metrics. Package hopbackotel has one for OpenTelemetry. Without one it costs nothing.
+	// Instrument, if not nil, observes each message that is sent and handled, for traces and
+	// metrics. Package hopbackotel has one for OpenTelemetry. Default: none, which costs
+	// nothing.
 	Instrument instrument.Instrument
-	// Logger receives what no call returns, such as lost connections and deliveries
-	// that couldn't be settled. What is about a delivery is logged with the ctx that an
-	// Instrument has given its handler. Default: slog.Default().
+	// Logger receives what no call returns as an error, such as lost connections and deliveries
+	// that couldn't be settled. Log records about a delivery use the ctx that the Instrument
+	// returned for its handler. Default: [slog.Default].
 	Logger *slog.Logger
 }
 
-// minIdleTimeout: the engine tells the broker half of it, as the standard advises, and
-// RabbitMQ closes a connection that asks for half a second, without a word why.
+// minIdleTimeout exists because the engine sends the broker half of the timeout, as the AMQP
+// standard advises, and RabbitMQ closes a connection that asks for half a second without giving
+// a reason.
 const minIdleTimeout = 2 * time.Second
 
 func (c Config) withDefaults() (Config, error) {
-	if c.ConnectTimeout < 0 || c.IdleTimeout < 0 || c.Reconnect.Min < 0 || c.Reconnect.Max < 0 {
-		return c, argument.New("Config", nil, "has a negative duration", "use positive ones, or 0 for the default")
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"ConnectTimeout", c.ConnectTimeout}, {"IdleTimeout", c.IdleTimeout}, {"Reconnect.Min", c.Reconnect.Min}, {"Reconnect.Max", c.Reconnect.Max}} {
+		if f.d < 0 {
+			return c, argument.New("Config."+f.name, f.d, "is negative", "use a positive duration, or 0 for the default")
+		}
 	}
 	if c.IdleTimeout != 0 && c.IdleTimeout < minIdleTimeout {
 		return c, argument.New("Config.IdleTimeout", c.IdleTimeout, "is below 2 s", "use at least 2 s: RabbitMQ refuses less")
@@ -122,11 +131,11 @@ func (c Config) withDefaults() (Config, error) {
 		c.Name = defaultName()
 	}
 	if c.SASL.login.Oauth2 && c.SASL.login.Source == nil {
-		return c, argument.New("Config.SASL", "OAuth2", "has no token source", "give client.OAuth2 a function")
+		return c, argument.New("Config.SASL", "OAuth2", "has no token source", "pass a function to client.OAuth2")
 	}
 	if c.PreferLeaderOf != "" {
 		if _, err := address.Queue(c.PreferLeaderOf).Build(); err != nil {
-			return c, argument.New("Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "name a queue, or leave it empty").Because(err)
+			return c, argument.New("Config.PreferLeaderOf", c.PreferLeaderOf, "is not a queue's name", "set it to the name of a queue, or leave it empty").Because(err)
 		}
 	}
 	if c.Logger == nil {

@@ -21,7 +21,7 @@ func TestConfigDefaultsAndRefusals(t *testing.T) {
 	assert.NotNil(t, c.Logger)
 	other, err := Config{}.withDefaults()
 	require.NoError(t, err)
-	assert.NotEqual(t, c.Name, other.Name, "two clients of one program are told apart")
+	assert.NotEqual(t, c.Name, other.Name, "two clients of one program have different names")
 
 	c, err = Config{Reconnect: ReconnectBackoff{Min: time.Minute}}.withDefaults()
 	require.NoError(t, err)

@@ -1,11 +1,25 @@
-// Package client connects to RabbitMQ over AMQP 1.0, publishes, and consumes:
+// Package client connects to RabbitMQ 4 over AMQP 1.0, publishes messages, and consumes them.
 //
-//	delivery → decode → handler → outcome → settle
+// Use it when you need more than package hopback offers: publishers to exchanges, middleware,
+// metrics, or your own codec. Package retry adds delayed retries to a handler, and package
+// declare creates queues.
 //
-// The package is mechanism only. A handler and the middleware around it decide what
-// becomes of a message. The package carries the decision out, survives the loss of
-// connections, and never accepts a message before its successor is confirmed.
-// DESIGN.md holds the invariants.
+//   - [Connect] opens a [Conn], which reconnects by itself until [Conn.Close].
+//   - [NewPublisher] opens a [Publisher] for a queue or an exchange. [Publisher.Publish] returns
+//     nil only when the broker has confirmed the message.
+//   - [Conn.Consume] calls a [Handler] for each message of a queue until its ctx ends. [JSON]
+//     and [Typed] make a Handler from a function that takes a decoded value.
+//   - The error that a handler returns decides what happens to the message: see [Outcome].
+//   - [Middleware] wraps handlers: [Timeout], [Recover], retry.With, and those of the packages
+//     under middleware.
+//
+// # Guarantees
+//
+// hopback acknowledges a message only after its handler has succeeded, or after the broker has
+// confirmed the retry copy that replaces it. A crash in between can duplicate a message; it
+// can't lose one. So handlers should be idempotent. DESIGN.md lists the invariants.
+//
+// This package is stable: see docs/stability.md.
 package client
 
 import (
@@ -19,22 +33,26 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// Conn is a connection to a broker that rebuilds itself whenever it is lost, with
-// unlimited back-off. It is safe for concurrent use.
+// Conn is a connection to a broker. It reconnects by itself when it is lost, as often as it
+// takes, until you call [Conn.Close]. Open one with [Connect]; a program usually needs only one.
+// It is safe for concurrent use.
 //
-// A Conn serves any number of consumers and publishers. An AMQP connection carries 64
-// sessions, or fewer if the broker says so, of which Conn keeps four for itself. A
-// publisher takes one and a consumer two: one to receive on and one for its forwards,
-// reserved when it starts. When all sessions are taken, Conn opens a further AMQP
-// connection, up to Config.MaxConnections. The loss of one connection doesn't affect
-// the others. A further connection is closed after a minute without a session.
+// A Conn serves any number of consumers and publishers. It is a pool of AMQP connections:
+//
+//   - An AMQP connection carries 64 sessions, or fewer if the broker says so. The Conn keeps
+//     four of them for itself.
+//   - A publisher needs one session and a consumer two: one to receive, and one for its retry
+//     copies. Both reserve their sessions when they start.
+//   - When all sessions are in use, the Conn opens another AMQP connection, up to
+//     [Config.MaxConnections]. It closes that connection after a minute without a session.
+//   - Losing one connection doesn't affect the others.
 type Conn struct {
 	cfg    Config
 	log    *slog.Logger
 	hooks  *instrumented.Hooks // nil: no Instrument
 	unhook func()              // reports Close to it; set by Connect
 	pool   *link.Pool
-	// starving is after how long without a delivery a consumer looks at its queue.
+	// starving is after how long without a delivery a consumer checks its queue.
 	starving time.Duration
 
 	closeOnce sync.Once
@@ -48,14 +66,14 @@ type Conn struct {
 	users map[closer]struct{}
 }
 
-// closer is what lives on a Conn and must end before it: consumers, publishers.
+// closer is a consumer or a publisher of a Conn, which must stop before the Conn closes.
 type closer interface {
 	Shut(ctx context.Context) error
 }
 
-// Broker describes the broker, as it introduced itself when the connection was last
-// made. With several connections it is the broker of the first one that is up. It is
-// the zero Broker while none is up.
+// Broker describes the broker, as it introduced itself when the connection was last opened. With
+// several AMQP connections, it is the broker of the first one that is up. While none is up,
+// Broker returns the zero [Broker].
 func (c *Conn) Broker() Broker {
 	if w := c.pool.Up(); w != nil {
 		return Broker(w.Broker)
@@ -63,42 +81,43 @@ func (c *Conn) Broker() Broker {
 	return Broker{}
 }
 
-// Management returns the broker's management node, for package declare.
+// Management returns a client for the broker's management node. Pass it to the functions of
+// package declare, such as declare.Apply.
 func (c *Conn) Management() *Management { return c.mgmt }
 
-// State is the state of a Conn at one moment. With several AMQP connections it is that
-// of the worst.
+// State is the state of a [Conn] at one moment. With several AMQP connections, it describes the
+// one in the worst state.
 type State struct {
-	// Connected reports whether every connection is up. If neither Connected nor Closed
-	// is set, at least one is being rebuilt.
+	// Connected reports whether all AMQP connections are up. If neither Connected nor Closed is
+	// set, the Conn is rebuilding at least one.
 	Connected bool
 	// Closed reports whether Close has been called.
 	Closed bool
-	// Connections is how many AMQP connections are up.
+	// Connections is the number of AMQP connections that are up.
 	Connections int
 	// Since is when Connected last changed.
 	Since time.Time
-	// Generation counts the AMQP connections made so far, rebuilt and further ones
-	// included. The first is 1.
+	// Generation is the number of AMQP connections opened so far, including rebuilt and
+	// additional ones. The first is 1.
 	Generation uint64
 	// Endpoint is the URL of the first connection's endpoint, without its password.
 	Endpoint string
-	// Broker is the broker of the first connection that is up. It is the zero Broker
-	// while none is up.
+	// Broker describes the broker of the first connection that is up. While none is up, it is
+	// the zero [Broker].
 	Broker Broker
-	// BlockedSince is since when the broker has accepted no messages on a connection,
-	// because of a memory or disk alarm. It is zero if no connection is blocked.
+	// BlockedSince is when the broker stopped accepting messages on a connection because of a
+	// memory or disk alarm. It is zero if no connection is blocked.
 	BlockedSince time.Time
-	// Attempts is how many attempts to rebuild a connection have failed in a row: the
-	// most, if several are being rebuilt.
+	// Attempts is how many attempts to rebuild a connection have failed in a row. If several
+	// connections are being rebuilt, it is the highest of their numbers.
 	Attempts int
-	// Err is why a connection is down: first the error that ended it, then that of the
-	// last attempt to rebuild it. It is nil if none is down.
+	// Err is why a connection is down: at first the error that ended it, later the error of the
+	// last attempt to rebuild it. It is nil if no connection is down.
 	Err error
 }
 
-// State returns whether the connections are up, and if not, why. Config.OnEvent is
-// called for each change.
+// State returns whether the connections are up, and the error if they aren't. To be notified of
+// changes, set [Config.OnEvent].
 func (c *Conn) State() State {
 	s := c.pool.State()
 	return State{
@@ -109,7 +128,7 @@ func (c *Conn) State() State {
 
 func (c *Conn) isClosing() bool { return failure.IsClosed(c.pool.Closing) }
 
-// join registers what must end before the connection does.
+// join registers u, which Close must stop before it closes the connection.
 func (c *Conn) join(u closer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 )
 
@@ -28,9 +29,10 @@ const (
 	clockTolerance = time.Second
 )
 
-// brokerClock has the broker's time as it was last asked for.
+// brokerClock caches the broker's time.
 type brokerClock struct {
-	turn chan struct{} // to ask; nil until the first wants it
+	// turn is held by the caller that asks. It is nil until the first one.
+	turn chan struct{}
 	// ask is Conn.askTime, but in tests.
 	ask func(context.Context, *link.Wire) (asked, broker time.Time, err error)
 
@@ -41,34 +43,39 @@ type brokerClock struct {
 	err      error
 	notified bool // that the clocks differ
 
-	learning atomic.Bool // brokerNow has somebody ask
+	// learning: brokerNow has started a query.
+	learning atomic.Bool
 }
 
-// BrokerTime returns the time of the node that the connection is to; see Start.BrokerTime.
-// It waits for a connection that is being rebuilt, for 5 s or until ctx ends.
+// BrokerTime returns the current time of the broker's node; see [Start.BrokerTime]. If the
+// connection is being rebuilt, it waits for up to 5 s, or until ctx ends. The error then matches
+// [ErrConnectionLost], as it does if the connection is lost in between.
 func (c *Conn) BrokerTime(ctx context.Context) (time.Time, error) { return c.brokerTime(ctx) }
 
-// brokerTime is the time by the clock of the node that the connection is to, late by
-// no more than it takes a message to come back. RabbitMQ has no request for it. But
-// it writes the time into a message that it dead-letters, in milliseconds: so a
-// message is rejected into a queue that dead-letters to itself, exclusive to this
-// connection. That needs the permission to configure, write and read the queue, and
-// to write to the default exchange (TestBrokerTellsItsTimeByADeath).
+// brokerTime returns the time by the clock of the node at the other end of the connection, late
+// by at most the time that a message takes to come back. RabbitMQ has no request for it. But it
+// writes the time, in milliseconds, into each message that it dead-letters. So brokerTime
+// rejects a message into a queue that dead-letters to itself and is exclusive to this
+// connection. The user needs the permission to configure, write, and read that queue, and to
+// write to the default exchange (TestBrokerTellsItsTimeByADeath).
 func (c *Conn) brokerTime(ctx context.Context) (time.Time, error) {
 	return c.brokerTimeSince(ctx, time.Time{})
 }
 
-// askBrokerTime is brokerTime, and takes no answer from before the call.
+// askBrokerTime is brokerTime without answers from before the call.
 func (c *Conn) askBrokerTime(ctx context.Context) (time.Time, error) {
 	return c.brokerTimeSince(ctx, time.Now())
 }
 
-// brokerTimeSince is brokerTime, by an answer that is no older than since.
+// brokerTimeSince is brokerTime with an answer that is no older than since.
 func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, clockPatience)
 	defer cancel()
 	w, err := c.pool.Wire(ctx)
 	if err != nil {
+		if !errors.Is(err, failure.ErrClosed) {
+			err = failure.NewError("read the broker's time", "", failure.ErrConnectionLost, err)
+		}
 		return time.Time{}, err
 	}
 	b := &c.clock
@@ -92,6 +99,9 @@ func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time,
 		if ctx.Err() != nil && c.isClosing() {
 			return time.Time{}, err
 		}
+		if c.pool.HasLost(w) {
+			return time.Time{}, failure.NewError("read the broker's time", "", failure.ErrConnectionLost, err)
+		}
 		c.log.Warn("hopback: the broker's time can't be read", "error", err)
 		asked = time.Now()
 	}
@@ -102,9 +112,8 @@ func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time,
 	return now, err
 }
 
-// brokerNow is brokerTime for those that can't wait. It is false while the time isn't
-// known, and then has it asked for. If the broker can't be asked, this host's time stands
-// in.
+// brokerNow is brokerTime for callers that can't wait. It returns false while the time is
+// unknown, and then starts a query. If the broker can't be asked, it returns this host's time.
 func (c *Conn) brokerNow() (now time.Time, known bool) {
 	w := c.pool.Up()
 	if w == nil {
@@ -120,7 +129,7 @@ func (c *Conn) brokerNow() (now time.Time, known bool) {
 	return now, known
 }
 
-// learnTime has the broker asked for its time, unless somebody does already.
+// learnTime queries the broker's time, unless a query is already running.
 func (c *Conn) learnTime() {
 	if !c.clock.learning.CompareAndSwap(false, true) {
 		return
@@ -156,7 +165,7 @@ func (b *brokerClock) askedBefore(t time.Time) bool {
 	return b.asked.Before(t)
 }
 
-// askTime returns a time by this process's clock and what the broker's said then.
+// askTime returns a time by this process's clock, and the broker's time at that moment.
 func (c *Conn) askTime(ctx context.Context, w *link.Wire) (asked, broker time.Time, err error) {
 	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
 	queue := "hopback-clock-" + rand.Text()
@@ -180,7 +189,7 @@ func (c *Conn) askTime(ctx context.Context, w *link.Wire) (asked, broker time.Ti
 		return fail(err)
 	}
 	if status != 201 {
-		return fail(fmt.Errorf("the broker declares no queue for it: %d %v", status, reply))
+		return fail(fmt.Errorf("the broker refused to declare a queue for it: %d %v", status, reply))
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), clockPatience)
@@ -214,7 +223,7 @@ func (c *Conn) askTime(ctx context.Context, w *link.Wire) (asked, broker time.Ti
 	}
 }
 
-// timeOfDeaths has a message die a few times, and returns what the quickest says.
+// timeOfDeaths dead-letters a message a few times, and returns the result of the fastest round.
 func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked, broker time.Time, err error) {
 	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
 	receiver, err := sess.Receiver(ctx, address, link.ReceiverOptions{})
@@ -249,10 +258,10 @@ func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked
 		}
 		died := timeOfDeath(m.Msg)
 		if died.IsZero() {
-			return fail(errors.New("it doesn't report when a message died"))
+			return fail(errors.New("it doesn't report when a message was dead-lettered"))
 		}
 		if took := time.Since(began); took < quickest {
-			// The broker's clock had come to died at the latest when it began, so this is
+			// died is no later than the broker's clock at began, so this is
 			// never behind; the millisecond is what the time is cut to.
 			quickest, asked, broker = took, began, died.Add(time.Millisecond)
 		}
@@ -289,7 +298,7 @@ func timeOfDeath(m *Message) time.Time {
 	return last
 }
 
-// clockDiffers tells of the broker's clock, once for each connection.
+// clockDiffers reports how far the broker's clock is ahead, once per connection.
 func (c *Conn) clockDiffers(ahead time.Duration) {
 	if ahead.Abs() < clockTolerance {
 		return

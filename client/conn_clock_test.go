@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/link"
 )
 
@@ -20,7 +21,7 @@ func clockConn(t *testing.T, ask func(context.Context, *link.Wire) (asked, broke
 	require.NoError(t, err)
 	c := newConn(cfg, []link.Endpoint{{}})
 	c.clock.ask = ask
-	c.pool.Conns[0].Live = &link.Wire{}
+	c.pool.Conns[0].Live = &link.Wire{AMQP: &amqp.Conn{}}
 	t.Cleanup(func() {
 		c.pool.Cancel()
 		c.pool.Background.Wait()
@@ -28,7 +29,7 @@ func clockConn(t *testing.T, ask func(context.Context, *link.Wire) (asked, broke
 	return c
 }
 
-// Whoever can't wait for the broker's time has it asked for, once however many they are.
+// Callers that can't wait for the broker's time start one query, however many they are.
 func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
@@ -51,7 +52,7 @@ func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
 			require.WithinDuration(t, time.Now().Add(time.Hour), now, time.Millisecond)
 		}
 		require.EqualValues(t, 1, asked.Load())
-		c.pool.Conns[0].Live = &link.Wire{} // another connection, perhaps to another node
+		c.pool.Conns[0].Live = &link.Wire{AMQP: &amqp.Conn{}} // another connection, perhaps to another node
 		_, known := c.brokerNow()
 		require.False(t, known)
 		time.Sleep(2 * time.Second)
@@ -77,7 +78,7 @@ func TestBrokerNowIsThisHostsWhereTheBrokerCanNotBeAsked(t *testing.T) {
 		_, known = c.brokerNow()
 		assert.False(t, known, "there is no connection")
 		close(c.pool.Closing)
-		c.pool.Conns[0].Live = &link.Wire{}
+		c.pool.Conns[0].Live = &link.Wire{AMQP: &amqp.Conn{}}
 		_, known = c.brokerNow()
 		assert.False(t, known, "nothing is asked any more")
 	})

@@ -30,8 +30,7 @@ func withOrders(t *testing.T) (*hopbacktest.Broker, *client.Conn) {
 	return broker, conn
 }
 
-// A Close that waits for another one, which drains, waits within its own ctx. The other goes
-// on.
+// A Close that waits for another one, which drains, waits within its own ctx. The other continues.
 func TestCloseBehindAnotherEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, conn := withOrders(t)

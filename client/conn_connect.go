@@ -14,14 +14,20 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// Connect opens a connection. It tries each endpoint once: first the URL, then those
-// of Config.Endpoints in order. If all fail it returns their errors, joined:
-// ErrUnreachable, ErrTLS, ErrAuthentication or ErrVirtualHost. A bad URL or Config is
-// an *argument.Error, and nothing is tried. No error contains a password.
+// Connect opens a connection to RabbitMQ. The first connection must succeed; a connection that
+// is lost later is rebuilt in the background.
 //
-// The URL has the form amqp://user:password@host:5672/vhost, or amqps:// for TLS. The
-// default user and password are guest, the default virtual host is "/", and the
-// default port is 5672, or 5671 with TLS.
+// The URL has the form amqp://user:password@host:5672/vhost, or amqps:// for TLS. The defaults
+// are user guest, password guest, virtual host "/", and port 5672, or 5671 with TLS.
+//
+// Connect tries each endpoint once: the URL first, then those of [Config.Endpoints] in order. If
+// all of them fail, it returns their errors, joined. No error contains a password. The errors:
+//
+//   - [*argument.Error]: the URL or cfg is invalid; nothing was tried.
+//   - [ErrUnreachable]: no connection could be made, for instance because the port is wrong.
+//   - [ErrTLS]: the TLS handshake failed.
+//   - [ErrAuthentication]: the broker refused the credentials.
+//   - [ErrVirtualHost]: the virtual host doesn't exist, or the user has no access to it.
 func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -47,16 +53,18 @@ func newConn(cfg Config, eps []link.Endpoint) *Conn {
 	c.pool = c.newPool(eps)
 	c.clock.ask = c.askTime
 	c.mgmt = newManagement(c.pool.OpenSession, c.pool.Ctx, c.pool.Closing)
+	c.mgmt.version = func() string { return c.Broker().Version }
 	return c
 }
 
-// Close drains the consumers as if their ctx had ended, waits until the publishers'
-// messages are answered, and closes the connection. When ctx ends, Close cuts off the
-// rest and returns an error that says what. Close also returns while the connection is
-// being rebuilt.
+// Close shuts the connection down. It drains the consumers as if their ctx had ended, waits
+// until the broker has answered all messages of the publishers, and closes the AMQP connections.
 //
-// Later calls wait for the first, and return its result. When their ctx ends before, they
-// return its error and cut nothing off.
+// When ctx ends first, Close aborts the rest and returns an error that names what it aborted.
+// Close also works while the connection is being rebuilt.
+//
+// Later calls wait for the first one and return its result. When their ctx ends first, they
+// return its error and abort nothing.
 func (c *Conn) Close(ctx context.Context) error {
 	first := false
 	c.closeOnce.Do(func() { first = true })
@@ -73,7 +81,7 @@ func (c *Conn) Close(ctx context.Context) error {
 	if failure.IsClosed(c.closed) { // both at once: the result is worth more
 		return c.closeErr
 	}
-	return fmt.Errorf("hopback: close: another Close hasn't ended yet: %w", context.Cause(ctx))
+	return fmt.Errorf("hopback: close: another Close is still running: %w", context.Cause(ctx))
 }
 
 // end is the first Close.

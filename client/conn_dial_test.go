@@ -23,7 +23,7 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// pipes dials pipes, at the other end of which a broker serves.
+// pipes dials pipes with a broker at the other end.
 type pipes struct {
 	peers  sync.WaitGroup
 	server *tls.Config // nil: without TLS

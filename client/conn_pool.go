@@ -11,7 +11,8 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// How many session slots they reserve: a consumer one to receive on, and one for its forwards.
+// How many session slots they reserve: a consumer needs one to receive and one for its retry
+// copies.
 const (
 	publisherSessions = 1
 	consumerSessions  = 2
@@ -29,8 +30,8 @@ func (c *Conn) newPool(eps []link.Endpoint) *link.Pool {
 	return link.NewPool(cfg, eps)
 }
 
-// leader is the node that leads the queue Config.PreferLeaderOf. It is "" if the broker doesn't
-// say: that is no reason to be without a connection.
+// leader returns the node that leads the queue Config.PreferLeaderOf, or "" if the broker
+// doesn't answer: connecting to any node is better than not connecting.
 func (c *Conn) leader(ctx context.Context, w *link.Wire) string {
 	management := managementOf(w, c.pool.RenewAfter)
 	defer management.close(ctx)
@@ -49,7 +50,7 @@ func (c *Conn) leader(ctx context.Context, w *link.Wire) string {
 	return leader
 }
 
-// sendToken gives the broker a new token for the connection w.
+// sendToken sends the broker a new token for the connection w.
 func (c *Conn) sendToken(ctx context.Context, w *link.Wire, token string) error {
 	// The Conn's own may be on another connection.
 	management := managementOf(w, c.pool.RenewAfter)

@@ -19,8 +19,7 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// manyConns is a Conn with a server that allows few sessions on a connection: 8, of
-// which 4 are spared.
+// manyConns is a Conn with a server that allows few sessions on a connection: 8, with 4 kept for the Conn.
 type manyConns struct {
 	*Conn
 	t        *testing.T
@@ -178,6 +177,7 @@ func TestConsumersReserveASessionForTheirForwards(t *testing.T) {
 // A reservation opens what it has reserved and, while an old session lasts, one beyond that.
 func TestReservationsOpenWhatTheyReserved(t *testing.T) {
 	m := newManyConns(t, Config{})
+	m.pool.IdleAfter = time.Hour // no connection closes while this counts
 	b, other := m.pool.Reserve(2), m.pool.Reserve(2)
 	open := func(b *link.Reservation) link.Session {
 		s, err := b.Open(within(t, 10*time.Second))
@@ -238,10 +238,19 @@ func TestRefusedFurtherConnectionsHurtNobodyElse(t *testing.T) {
 	assert.True(t, m.State().Connected)
 	m.work(ps)
 	m.refuse.Store(false)
-	m.pool.Mu.Lock()
-	m.pool.Refusal = nil // it holds for Reconnect.Min, which may not be over
-	m.pool.Mu.Unlock()
-	m.work(m.publishers(4))
+	var first *Publisher[string]
+	for began := time.Now(); first == nil; {
+		m.pool.Mu.Lock()
+		m.pool.Refusal = nil // it holds for Reconnect.Min; and an attempt that ends now sets it again
+		m.pool.Mu.Unlock()
+		var err error
+		if first, err = m.publisher(); err != nil {
+			first = nil
+			require.ErrorIs(t, err, failure.ErrSessionLimit)
+			require.Less(t, time.Since(began), 10*time.Second)
+		}
+	}
+	m.work(append(m.publishers(3), first))
 	assert.Equal(t, []int{4, 4}, m.taken())
 }
 
@@ -300,8 +309,8 @@ func TestConnClosesWhileItOpensAFurtherConnection(t *testing.T) {
 	assert.False(t, m.State().Connected)
 }
 
-// A caller that wants a session when the Conn is closed gets ErrClosed, whatever connection its slot
-// is on: Close doesn't wait for those that it has cut off.
+// A caller that wants a session when the Conn is closed gets ErrClosed, no matter which connection its slot is on:
+// Close doesn't wait for those that it has cut off.
 func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
 	m := newManyConns(t, Config{})
 	b := m.pool.Reserve(publisherSessions)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// preparations are the calls of Prepare under way.
+// preparations counts the calls of Prepare in progress.
 type preparations struct {
 	mu       sync.Mutex
 	count    int

@@ -40,7 +40,7 @@ func TestForwardsReplaceTheirSession(t *testing.T) {
 }
 
 // A consumer's session is replaced when all that came over it is settled, so that
-// nothing is given back, and each message is delivered once.
+// nothing is requeued, and each message is delivered once.
 func TestConsumerReplacesItsSessionWithNothingUnsettled(t *testing.T) {
 	for _, version := range []string{"4.3.0", "4.0.5"} {
 		t.Run(version, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestConsumerReplacesItsSessionWithNothingUnsettled(t *testing.T) {
 
 // A handler that runs for long holds the replacement up, and not the other handlers,
 // until there are no delivery-ids left to go on with.
-func TestLongHandlerHoldsUpTheReplacementOfASession(t *testing.T) {
+func TestLongHandlerDelaysTheReplacementOfASession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
 		b.RenewAfter = 40

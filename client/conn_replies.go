@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// ReserveReplies is how package rpc gets a place for the links on which it receives replies.
+// ReserveReplies reserves a session for the links on which package rpc receives replies.
 func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error) {
 	c := in.conn
 	if c == nil {

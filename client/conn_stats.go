@@ -7,11 +7,12 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 )
 
-// counted is a consumer or a publisher that has numbers.
+// counted is a consumer or a publisher that reports counts.
 type counted interface{ Count(*instrument.Stats) }
 
-// Stats returns numbers of the connections, consumers and publishers. It asks nobody, and
-// may be called often. After Close there are no consumers and no publishers.
+// Stats returns counts of the connections, consumers, and publishers, for metrics. It sends
+// nothing to the broker, so you can call it often. After Close, there are no consumers and no
+// publishers.
 func (c *Conn) Stats() instrument.Stats {
 	p := c.pool.Stats()
 	s := instrument.Stats{

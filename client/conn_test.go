@@ -119,7 +119,7 @@ type preparing func(context.Context, Start) error
 func (p preparing) Handle(context.Context, *Delivery) error    { return nil }
 func (p preparing) Prepare(ctx context.Context, s Start) error { return p(ctx, s) }
 
-// A guard that sees an empty Broker takes it for an old one.
+// A check that sees an empty Broker treats it as an old one.
 func TestConsumeBegunDuringAReconnectWaitsForTheBroker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := bareConn(t, nil)

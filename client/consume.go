@@ -14,41 +14,40 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// Consume delivers the messages of queue to h until ctx ends, and then drains. The
-// drain stops new deliveries, lets running handlers finish within ConsumerConfig.Grace,
-// writes all settlements, and gives back what no handler has begun. Consume returns nil
-// after a drain. It returns 5 s after Grace at the latest, plus the time to close its
-// link, even if a handler ignores the end of its ctx.
+// Consume calls h for each message of queue until ctx ends. Then it drains and returns nil: it
+// stops receiving, lets running handlers finish for up to [ConsumerConfig.Grace], writes all
+// settlements, and requeues the messages that no handler has started. Even if a handler ignores
+// its ctx, Consume returns at most 5 s after Grace, plus the time to close its link.
 //
 // The errors, all but the last two only before the first delivery:
 //
-//	*argument.Error      queue, h or cfg can't be used
-//	the error of h's Prepare
-//	ErrNotFound          the queue is missing
-//	ErrUnauthorized      the user lacks the permission to read from it, or to write to where
-//	                     the handler forwards to, such as retry.With's exchange
-//	ErrRefused           the broker refuses the consumer for another reason
-//	ErrSessionLimit      Config.MaxConnections connections carry all the sessions they can
-//	*argument.Error      a middleware hides the Prepare of retry.With: see Middleware
-//	ErrClosed            the connection was closed
+//   - [*argument.Error]: queue, h, or cfg is invalid.
+//   - An error of the Prepare of h, for instance about a missing delay queue.
+//   - [ErrNotFound]: the queue doesn't exist.
+//   - [ErrUnauthorized]: the user lacks the permission to read from the queue, or to write to an
+//     address that the handler forwards to, such as the exchange of retry.With.
+//   - [ErrRefused]: the broker refuses the consumer for another reason.
+//   - [ErrSessionLimit]: all sessions of [Config.MaxConnections] connections are in use.
+//   - [*argument.Error]: a middleware hides the Prepare of retry.With; see [Middleware].
+//   - [ErrClosed]: the connection was closed.
 //
-// Once it has begun, Consume survives the loss of its connection, its queue or its
-// permission, and tries again with unlimited back-off. A Consume that is called while
-// the connection is being rebuilt waits for it within ctx. In an alarm the broker
-// answers no requests: a Prepare that asks it, such as that of retry.With, waits within
-// ctx. A consumer that has begun goes on receiving.
+// Details:
 //
-// RabbitMQ 4.0 counts every returned delivery toward the queue's delivery limit, and
-// 4.3 only failed ones. So below 4.3 the drain first hands prefetched deliveries to the
-// handlers, while Grace lasts.
-//
-// On a queue with a single active consumer, prefetched deliveries go back after the running
-// handlers have ended, so that a message whose handler fails isn't overtaken by those behind
-// it. On other queues they go back at once, for other consumers.
-//
-// A message is delivered again after its handler has succeeded if the connection is
-// lost before the broker has read the settlement. Handlers should be idempotent, or
-// recognise duplicates by the message-id.
+//   - Once started, Consume survives the loss of its connection, of its queue, or of its
+//     permission. It keeps trying with backoff.
+//   - If the connection is being rebuilt when you call Consume, it waits until ctx ends.
+//   - During a memory or disk alarm, the broker answers no requests. So a Prepare that needs an
+//     answer, such as that of retry.With, waits until ctx ends. A consumer that has started
+//     keeps receiving.
+//   - If the connection is lost before the broker has read a settlement, it delivers the message
+//     again, although its handler succeeded. So handlers should be idempotent, or recognize
+//     duplicates by their message-id.
+//   - RabbitMQ 4.0 counts each returned delivery toward the queue's delivery limit; 4.3 counts
+//     only failed ones. So below 4.3, the drain first hands prefetched messages to the handlers,
+//     while Grace lasts.
+//   - On a queue with a single active consumer, Consume requeues prefetched messages after the
+//     running handlers have returned, so they can't overtake a message whose handler fails. On
+//     other queues it requeues them at once, for other consumers.
 func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg ConsumerConfig) error {
 	if c == nil {
 		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
@@ -63,6 +62,11 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	if cfg.Control == nil {
 		cfg.Control = &Control{} // for Start.Control
 	}
+	return c.consume(ctx, queue, source, h, cfg, nil)
+}
+
+// consume is Consume with checked arguments. gated makes a gated consumer; nil: another.
+func (c *Conn) consume(ctx context.Context, queue, source string, h Handler, cfg ConsumerConfig, gated *gated) error {
 	ctx, end := refusal.Context(ctx)
 	cfg, asked, err := c.prepare(ctx, queue, h, cfg)
 	if err != nil {
@@ -73,11 +77,14 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	}
 	reserved := c.pool.Reserve(consumerSessions)
 	defer reserved.Release()
-	k := newConsuming(queue, source, h, cfg, asked, c.hooks, consume.ConsumerDeps{
+	deps := consume.ConsumerDeps{
 		Sessions: reserved, Backoff: link.Backoff(c.cfg.Reconnect), Log: c.log, Notify: reserved.Notify,
 		DeadLetters: c.mgmt.deadLetters, SingleActive: c.mgmt.singleActive, ConsumerTimeout: c.mgmt.consumerTimeout,
 		Peek: c.mgmt.peek, Starving: c.starving, Now: c.brokerNow,
-	})
+	}
+	gated.prepare(&asked, &deps)
+	k := newConsuming(queue, source, h, cfg, asked, c.hooks, deps)
+	k.conn = c
 	if err := c.join(k); err != nil {
 		return end(&failure.Error{Op: "consume", Target: queue, Kind: failure.ErrClosed})
 	}
@@ -90,11 +97,12 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 	return err
 }
 
-// errNotStarted says that ctx ended before there was a connection.
+// errNotStarted: ctx ended before there was a connection.
 var errNotStarted = errors.New("not started")
 
-// prepare checks given, and calls h's Prepare, again if the connection was lost meanwhile.
-// It returns the configuration with the handlers that h has asked for, and what else it has.
+// prepare checks given, and calls the Prepare of h, again if the connection was lost during the
+// call. It returns the configuration with the concurrency that h asked for, and what else h
+// asked for.
 func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given ConsumerConfig) (cfg ConsumerConfig, a asked, err error) {
 	var lost *link.Wire
 	checked, err := given.withDefaults()
@@ -139,19 +147,19 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 	}
 }
 
-// ControlFrom returns the Control of the consumer that a handler's ctx comes from. It
-// returns false outside of Conn.Consume.
+// ControlFrom returns the [Control] of the consumer that a handler's ctx belongs to. It returns
+// false outside of [Conn.Consume].
 func ControlFrom(ctx context.Context) (*Control, bool) {
 	k := consumingOf(ctx)
-	if k == nil {
+	if k == nil || k.control == nil {
 		return nil, false
 	}
 	return k.control, true
 }
 
-// Draining returns a channel that is closed when the consumer that a handler's ctx comes
-// from begins to drain. It is for handlers that wait for something which they needn't
-// finish. Draining returns nil outside of Conn.Consume: a receive from it blocks for ever.
+// Draining returns a channel that is closed when the consumer of a handler's ctx starts to
+// drain. Use it in handlers that wait for something they can abandon. Outside of [Conn.Consume],
+// Draining returns nil, and a receive from nil blocks forever.
 func Draining(ctx context.Context) <-chan struct{} {
 	k := consumingOf(ctx)
 	if k == nil {

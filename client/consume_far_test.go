@@ -117,7 +117,7 @@ func (r *farReceiver) Close(ctx context.Context) error {
 	return r.ReceiverLink.Close(ctx)
 }
 
-// Handlers are busy whatever the round trip is, without a Prefetch that somebody has
+// Handlers stay busy at any round-trip time, without a Prefetch that somebody has
 // to work out; and a slow consumer still takes little more than it can begin.
 func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 	for _, c := range []struct {

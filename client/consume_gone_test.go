@@ -33,7 +33,7 @@ func own(name string) declare.Topology {
 // Each instance of a service has its own queue, with all prices. The queue outlives a
 // reconnect, since it expires only after five minutes without a consumer. Where it has gone
 // after all, such as with its node, OnGone declares it again.
-func ExampleConsumerConfig_queueOfItsOwn() {
+func ExampleConsumerConfig_temporaryQueue() {
 	broker, err := hopbacktest.New(hopbacktest.Config{})
 	if err != nil {
 		log.Fatal(err)

@@ -13,7 +13,7 @@ import (
 )
 
 // A thousand queues that nothing comes from cost little: one goroutine that receives,
-// besides the caller's, whatever their Concurrency.
+// besides the caller's, for any Concurrency.
 func TestQuietConsumersHaveOneGoroutineEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 100

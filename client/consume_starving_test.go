@@ -80,8 +80,8 @@ func startStarving(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) (*
 	return &testConsumer{k.core, stop, async(func() error { return k.core.Run(ctx) })}, l
 }
 
-// A consumer whose credit the broker has forgotten has its session replaced soon, is
-// told of, and gets what is ready; once it is well again, nothing is replaced.
+// A consumer whose credit the broker has forgotten has its session replaced soon, is reported, and gets
+// what is ready; once it is well again, nothing is replaced.
 func TestStarvingConsumerHasItsSessionReplaced(t *testing.T) {
 	for _, version := range []string{"4.0.5", "4.3.0"} {
 		t.Run(version, func(t *testing.T) {

@@ -112,7 +112,7 @@ func TestConsumerCarriesOutOutcomes(t *testing.T) {
 		{"Requeue", Requeue{Err: boom}, "release m"},
 		{"Requeue that failed", Requeue{Failed: true}, "requeue as failed m"},
 		{"DeadLetter", DeadLetter{Reason: "bad-order", Err: boom}, "dead-letter (bad-order) m"},
-		{"DeadLetter with an error that panics when it is looked into", DeadLetter{Reason: "bad-order", Err: (*nilCause)(nil)}, "dead-letter (bad-order) m"},
+		{"DeadLetter with an error that panics when it is read", DeadLetter{Reason: "bad-order", Err: (*nilCause)(nil)}, "dead-letter (bad-order) m"},
 		{"Modify", Modify{Annotations: map[string]any{"x-opt-tenant": "a"}}, "modify map[x-opt-tenant:a] m"},
 		{"Modify that dead-letters", Modify{DeadLetter: true, Annotations: map[string]any{AnnotationReason: "own"}}, "dead-letter (own) m"},
 		{"Modify that poisons", Modify{Annotations: map[string]any{"x-opt-rate": 0.5}}, "requeue as failed m"},
@@ -265,7 +265,7 @@ func TestConsumerKeepsToItsConcurrencyAndPrefetch(t *testing.T) {
 				assert.Equal(t, c.Prefetch, b.MostOutstanding)
 
 				batch := max(1, min(c.Prefetch/2, c.Prefetch-c.Concurrency))
-				assert.LessOrEqual(t, len(b.History("credit")), 2+100/batch, "credit is given back in batches")
+				assert.LessOrEqual(t, len(b.History("credit")), 2+100/batch, "credit is granted again in batches")
 			})
 		})
 	}

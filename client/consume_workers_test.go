@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
-// held is a handler that runs until it is told how to end.
+// held is a handler that runs until a test ends it.
 type held struct {
 	mu      sync.Mutex
 	running []chan error
@@ -73,8 +73,8 @@ func (h *held) end(err error) {
 	end <- err
 }
 
-// As many handlers run as there are deliveries, up to Concurrency: at once, whatever
-// handlers do, and across lost links.
+// As many handlers run as there are deliveries, up to Concurrency: at once, regardless of what handlers do,
+// and across lost links.
 func TestAsManyHandlersRunAsThereAreDeliveries(t *testing.T) {
 	for _, concurrency := range []int{1, 2, 7, 64} {
 		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
@@ -192,7 +192,7 @@ func TestTheWorkerThatHasBecomeIdleLastIsNext(t *testing.T) {
 
 // Handlers that return at once need few workers, however many are allowed. The test runs on
 // one processor: with two, a busy machine can suspend the thread of a worker that has just
-// taken a delivery, and the crew rightly calls another one each time.
+// taken a delivery, and the workers rightly call another one each time.
 func TestQuickHandlersNeedFewWorkers(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	synctest.Test(t, func(t *testing.T) {

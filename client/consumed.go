@@ -11,18 +11,20 @@ import (
 
 	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/instrumented"
 	"github.com/hopback/hopback/internal/publish"
 )
 
-// asked is what a Preparer has asked of its consumer.
+// asked is what a Preparer requested from its consumer.
 type asked struct {
 	order    func(*Delivery) (string, bool) // nil: none
 	forwards []address.Address
+	gate     *consume.Gate // nil: the consumer isn't gated
 }
 
-// consuming is one call of Consume: the core gets deliveries and settles them, and what the
-// user has given handles them.
+// consuming is one call of Consume. The core receives deliveries and settles them; the user's
+// Handler, order function, and hooks process them.
 type consuming struct {
 	core    *consume.Consumer
 	handler Handler
@@ -31,19 +33,21 @@ type consuming struct {
 	hooks   *instrumented.Hooks // nil: no Instrument
 	log     *slog.Logger
 	queue   string
+	conn    *Conn // nil in tests
 }
 
 func newConsuming(queue, source string, h Handler, cfg ConsumerConfig, a asked, hooks *instrumented.Hooks, deps consume.ConsumerDeps) *consuming {
-	if cfg.Control == nil {
-		cfg.Control = &Control{}
+	follow := cfg.Control
+	if follow == nil { // a gated consumer
+		follow = &Control{}
 	}
 	k := &consuming{handler: h, order: a.order, control: cfg.Control, hooks: hooks, log: deps.Log.With("queue", queue), queue: queue}
-	deps.Arrived, deps.Follow, deps.Gate = k.arrived, cfg.Control.follow, cfg.Control.gate
+	deps.Arrived, deps.Follow, deps.Gate = k.arrived, follow.follow, follow.gate
 	k.core = consume.NewConsumer(consume.ConsumerSettings{
 		Queue: queue, Source: source, Concurrency: cfg.Concurrency, Prefetch: cfg.Prefetch, Near: cfg.near,
 		Grace: cfg.Grace, ForwardPatience: cfg.ForwardPatience, ConsumerTimeout: cfg.ConsumerTimeout,
 		Properties: cfg.linkProperties(), Ordered: a.order != nil, Forwards: a.forwards,
-		NoIsolation: cfg.NoIsolation, OnActive: cfg.OnActive, OnGone: cfg.OnGone,
+		NoIsolation: cfg.NoIsolation, OnActive: cfg.OnActive, OnGone: cfg.OnGone, Gate: a.gate,
 	}, deps)
 	return k
 }
@@ -57,21 +61,22 @@ func (k *consuming) arrived(m *Message, at time.Time) *consume.Delivery {
 	return &c.state
 }
 
-// consumed is a delivery of a consumer: what the user sees of it, and what the core has, so
-// that they are one allocation. It is the core's handled.
+// consumed is a delivery of a consumer: the user's view and the core's state in one allocation.
+// It is the core's handled.
 type consumed struct {
 	delivery Delivery
 	state    consume.Delivery
 	ctx      deliveryContext
 	of       *consuming
-	// result is the handler's, and once that is decided, what it stands for.
+	// result is the handler's error, and after Decide the outcome that it stands for.
 	result error
+	again  *inside.Again // of the handler's last call; nil: it wasn't called before
 }
 
 // Lane calls the function of Start.Order.
 func (c *consumed) Lane() (key string, ok bool) { return c.of.order(&c.delivery) }
 
-// OnEvent has the Instrument follow the delivery.
+// Observe reports the delivery to the Instrument.
 func (c *consumed) Observe(ctx context.Context) context.Context {
 	if c.of.hooks == nil {
 		return ctx
@@ -81,9 +86,9 @@ func (c *consumed) Observe(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Handle runs the handler and turns whatever it does into an error.
+// Handle runs the handler and turns a panic or Goexit into an error.
 func (c *consumed) Handle(ctx context.Context) {
-	c.ctx = deliveryContext{Context: ctx, delivery: &c.delivery}
+	c.ctx = deliveryContext{Context: ctx, delivery: &c.delivery, again: c.again}
 	returned := false
 	defer outcome.Catch(&returned, func(value any, stack []byte) {
 		c.result = DeadLetter{Reason: ReasonPanicked, Err: &failure.PanicError{Value: value, Stack: stack}}
@@ -104,16 +109,28 @@ func (c *consumed) Decide() consume.Decision {
 	if c.result == nil {
 		return consume.Decision{Kind: consume.DecisionAccept}
 	}
+	if again, ok := c.result.(*inside.Again); ok {
+		c.again = again
+		return consume.Decision{Kind: consume.DecisionAgain, Delay: again.Delay, Annotations: again.Annotations}
+	}
 	o := OutcomeOf(c.result)
 	c.result = o
 	if dead, ok := o.(DeadLetter); ok {
 		c.logDeadLetter(dead)
 	}
-	r := resolve(o)
+	r := c.resolve(o)
 	if r.Refused != nil {
-		c.of.log.ErrorContext(c.state.LogCtx(), "hopback: an outcome can't be carried out as it is", "message_id", publish.MessageID(c.delivery.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+		c.of.log.ErrorContext(c.state.LogCtx(), "hopback: an outcome can't be carried out; another one replaces it", "message_id", publish.MessageID(c.delivery.message), "outcome", ErrorText(o), "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	}
 	return c.decided(r)
+}
+
+func (c *consumed) resolve(o Outcome) Resolution {
+	p, ok := o.(Park)
+	if !ok || c.of.conn == nil {
+		return resolve(o)
+	}
+	return p.resolve(context.WithoutCancel(&c.ctx), c.state.Parks(), c.of.conn.Broker(), c.of.conn.brokerTime)
 }
 
 // Undecodable dead-letters the message.

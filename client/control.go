@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// Control limits or pauses running consumers. The zero value is ready to use in
-// ConsumerConfig.Control, and may serve several consumers at once. A Middleware finds
-// its consumer's in Start.Control, or with ControlFrom. Control is safe for concurrent
-// use.
+// Control limits or pauses running consumers, for instance while a service that the handlers
+// need is down. The zero value is ready to use as [ConsumerConfig.Control], and may control
+// several consumers. A [Middleware] gets its consumer's Control from [Start.Control] or
+// [ControlFrom]. It is safe for concurrent use.
 type Control struct {
 	mu        sync.Mutex
 	limits    map[*int]struct{}
@@ -16,11 +16,12 @@ type Control struct {
 	resumed   chan struct{} // closed and renewed when the limit rises from 0
 }
 
-// Limit lets the consumer hold at most n deliveries, including those that wait for a
-// handler, until release is called. The lowest of several limits holds. A limit of 0 or
-// less pauses the consumer: no handler begins, the broker delivers nothing more, and
-// prefetched deliveries go back to the queue. RabbitMQ below 4.3 would count these as
-// delivered, so there the consumer keeps them. Running handlers go on.
+// Limit limits the consumer to n unsettled deliveries, including those that wait for a handler,
+// until release is called. If there are several limits, the lowest applies.
+//
+// A limit of 0 or less pauses the consumer. Then no handler starts, the broker delivers nothing
+// more, and prefetched deliveries return to the queue. RabbitMQ below 4.3 would count these as
+// delivered, so with it the consumer keeps them. Running handlers continue.
 func (c *Control) Limit(n int) (release func()) {
 	n = max(n, 0)
 	c.mu.Lock()
@@ -39,10 +40,10 @@ func (c *Control) Limit(n int) (release func()) {
 	})
 }
 
-// Pause pauses the consumer until resume is called. It is Limit(0).
+// Pause pauses the consumer until resume is called. It is [Control.Limit] with 0.
 func (c *Control) Pause() (resume func()) { return c.Limit(0) }
 
-// Paused reports whether the consumer is paused.
+// Paused reports whether consumers with this Control are paused.
 func (c *Control) Paused() bool {
 	_, paused := c.gate()
 	return paused
@@ -57,7 +58,7 @@ func (c *Control) lowest() int {
 	return low
 }
 
-// notify is called with mu held, so that consumers hear of changes in their order.
+// notify is called with mu held, so that consumers learn of changes in order.
 func (c *Control) notify() {
 	low := c.lowest()
 	if low > 0 && c.resumed != nil {
@@ -69,8 +70,7 @@ func (c *Control) notify() {
 	}
 }
 
-// gate returns whether the consumer is paused, and a channel that is closed when
-// it isn't any more.
+// gate returns whether the consumer is paused, and a channel that is closed when it resumes.
 func (c *Control) gate() (resumed <-chan struct{}, paused bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

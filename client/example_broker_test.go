@@ -12,7 +12,7 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-// startBroker starts a RabbitMQ in memory with the queue "orders", so the examples run
+// startBroker starts a broker in memory with the queue "orders", so the examples run
 // without a server.
 func startBroker() *hopbacktest.Broker {
 	broker, err := hopbacktest.New(hopbacktest.Config{})
@@ -77,8 +77,7 @@ func ExamplePublisher_Publish() {
 	// Output: {"id":"o-1","cents":995}
 }
 
-// A publisher without an address of its own sends each message to the address that its
-// edit sets.
+// A publisher of the zero Address sends each message to the address that its edit sets.
 func ExamplePublishTo() {
 	broker := startBroker()
 	defer broker.Close()
@@ -99,8 +98,7 @@ func ExamplePublishTo() {
 	// true
 }
 
-// Consume returns nil when its ctx has ended and all settlements are written. A service
-// ends the ctx with signal.NotifyContext; this one ends after one order.
+// Consume returns nil after its ctx has ended and all settlements are written. A service ends the ctx with signal.NotifyContext; this one stops after one order.
 func ExampleConn_Consume() {
 	broker := startBroker()
 	defer broker.Close()
@@ -119,7 +117,7 @@ func ExampleConn_Consume() {
 	handler := client.JSON(func(ctx context.Context, o Order) error {
 		fmt.Println("charging", o.Cents, "cents for", o.ID)
 		stop()
-		return nil // an error would put the order back
+		return nil // an error would requeue the order
 	})
 	err = conn.Consume(ctx, "orders", handler, client.ConsumerConfig{Concurrency: 16})
 	fmt.Println(err, broker.Queue("orders").Counts().Messages)

@@ -18,7 +18,7 @@ type Order struct {
 }
 
 // A handler is tested without a broker: NewDelivery stands in for the consumer, and
-// OutcomeOf tells what the consumer would do.
+// OutcomeOf returns what the consumer would do.
 func ExampleJSON() {
 	handler := client.JSON(func(ctx context.Context, o Order) error {
 		if o.Cents <= 0 {

@@ -63,7 +63,7 @@ var deeds = map[string]func(c net.Conn, answer []byte) error{
 		_, err := io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n")
 		return errors.Join(err, io.EOF)
 	},
-	"cut amid": func(c net.Conn, answer []byte) error {
+	"cut halfway": func(c net.Conn, answer []byte) error {
 		_, err := c.Write(answer[:len(answer)/2])
 		return errors.Join(err, io.EOF)
 	},
@@ -171,7 +171,7 @@ func hostileServer(t *testing.T, at step, deed func(net.Conn, []byte) error) str
 	return serveEach(t, func(c net.Conn) *hostilePeer { return &hostilePeer{Conn: c, at: at, deed: deed} })
 }
 
-// serveEach serves each connection with a peer of its own until the test ends.
+// serveEach serves each connection with a separate peer until the test ends.
 func serveEach(t *testing.T, peer func(net.Conn) *hostilePeer) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -321,7 +321,7 @@ func (p *hostilePeer) flow(f frames.Flow) *frames.Flow {
 	return &f
 }
 
-// Whatever the other side does, and at whichever step: what was asked ends within its
+// The other side may do anything, at any step: what was asked ends within its
 // ctx, in an error or not, and so does Close; nothing panics, nothing is left behind.
 func TestHostileServers(t *testing.T) {
 	const limit, slack = 400 * time.Millisecond, 5 * time.Second
@@ -417,24 +417,31 @@ func TestAHandlerStopsItsConsumer(t *testing.T) {
 	require.NoError(t, conn.Close(t.Context()))
 }
 
-// deafServer is a server that sends heartbeats, and from deafen on reads nothing any more:
-// what is sent to it is lost on its way.
-func deafServer(t *testing.T) (addr string, deafen func()) {
-	var deaf atomic.Bool
-	addr = serveEach(t, func(c net.Conn) *hostilePeer {
-		go func() {
+// deafServers are servers that send heartbeats, one for each address, to be dialed in a bubble. From
+// deafen on that address' server reads nothing any more: what is sent to it goes nowhere.
+func deafServers(t *testing.T) (dial func(context.Context, string, string) (net.Conn, error), deafen func(addr string)) {
+	var deaf sync.Map
+	var all sync.WaitGroup
+	t.Cleanup(all.Wait)
+	flag := func(addr string) *atomic.Bool {
+		f, _ := deaf.LoadOrStore(addr, new(atomic.Bool))
+		return f.(*atomic.Bool)
+	}
+	dial = func(_ context.Context, _, addr string) (net.Conn, error) {
+		near, far := net.Pipe()
+		all.Go(func() {
 			for {
-				select {
-				case <-time.After(200 * time.Millisecond):
-				case <-t.Context().Done():
-					return
-				}
-				if _, err := c.Write([]byte{0, 0, 0, 8, 2, 0, 0, 0}); err != nil {
+				time.Sleep(200 * time.Millisecond)
+				if _, err := far.Write([]byte{0, 0, 0, 8, 2, 0, 0, 0}); err != nil {
 					return
 				}
 			}
-		}()
-		return &hostilePeer{Conn: c, deaf: &deaf}
-	})
-	return addr, func() { deaf.Store(true) }
+		})
+		all.Go(func() {
+			defer func() { _ = far.Close() }()
+			(&hostilePeer{Conn: far, deaf: flag(addr)}).serve()
+		})
+		return near, nil
+	}
+	return dial, func(addr string) { flag(addr).Store(true) }
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// notes is an Instrument that writes down what it is told, and marks what it may mark.
+// notes is an Instrument that records its calls, and marks what it may mark.
 type notes struct {
 	mu     sync.Mutex
 	all    []*string // what is about one delivery is one entry
@@ -225,7 +225,7 @@ func TestInstrumentFollowsEachMessage(t *testing.T) {
 		} {
 			m := message(c.id)
 			require.NoError(t, p.Publish(context.WithValue(t.Context(), caller{}, "a test"), m))
-			require.Nil(t, m.ApplicationProperties, "the caller's message stays as it is")
+			require.Nil(t, m.ApplicationProperties, "the caller's message stays unchanged")
 			require.Nil(t, m.Annotations)
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
@@ -249,7 +249,7 @@ func TestInstrumentFollowsEachMessage(t *testing.T) {
 		require.Equal(t, "forwarded", copies[0].Annotations["x-opt-attempt"])
 		require.Equal(t, "yes", copies[0].ApplicationProperties["copied"])
 		given := outcomes["forwarded"].(client.Forward).Message
-		require.Nil(t, given.ApplicationProperties, "the handler's copy stays as it is")
+		require.Nil(t, given.ApplicationProperties, "the handler's copy stays unchanged")
 		require.Equal(t, 7, n.ranges, "settled")
 
 		stop()
@@ -269,8 +269,8 @@ func (marks) Publish(_ context.Context, s instrument.Sending) instrument.Publica
 	return nil
 }
 
-// TestInstrumentAddsToEachMessageItsOwn properties, whoever publishes at the same time and
-// whatever becomes of other messages. The caller's see nothing of it afterwards.
+// TestInstrumentAddsToEachMessageItsOwn properties, even if others publish at the same time, and regardless of what happens to other messages.
+// The caller's see nothing of it afterwards.
 func TestInstrumentAddsToEachMessageItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -28,29 +28,30 @@ const (
 	managementNode = "/management"
 	// managementLink is the name of both links: RabbitMQ pairs them by it.
 	managementLink = "hopback-management"
-	// managementRequests is how many may be under way.
+	// managementRequests is how many may be in flight.
 	managementRequests = 64
 	// replyCredit is what the broker may send: more than it will, for the requests that were
 	// repeated on the way.
 	replyCredit = 4 * managementRequests
 )
 
-// Management sends requests to the broker's /management node. It is safe for concurrent
-// use, with up to 64 requests under way at once. It opens a session at the first
-// request, and another one whenever that has ended.
-//
-// Package declare builds the requests.
+// Management sends requests to the broker's management node, which declares and deletes queues,
+// exchanges, and bindings. Pass it to package declare, which builds the requests. Get it from
+// [Conn.Management]. It is safe for concurrent use, with up to 64 requests at once. It opens a
+// session for the first request, and a new one whenever that session has ended.
 type Management struct {
 	open func(context.Context) (link.Session, requestLink, link.ReceiverLink, error)
-	// life is what the sessions live within.
+	// life bounds the life of the sessions.
 	life context.Context
-	// closing, once closed, lets no new request begin.
+	// closing, once closed, refuses new requests.
 	closing <-chan struct{}
+	// version is the broker's version; nil in tests.
+	version func() string
 
-	// slots has one for each request that the broker owes a reply.
+	// slots has one for each request that the broker has not answered.
 	slots chan struct{}
 
-	// solo is the turn of a request that has a session of its own: see Request.
+	// solo is the turn of a request that has a separate session: see Request.
 	solo chan struct{}
 
 	mu   sync.Mutex
@@ -69,18 +70,28 @@ func newManagement(open func(context.Context) (*link.WireSession, error), life c
 	}
 }
 
-// Request sends one request and returns the reply's status and body. method is GET, PUT,
-// POST or DELETE. path is percent-encoded, with at most 8,192 bytes. body is nil or a
-// value that AMQP can carry. A reply of any status has a nil error. The errors:
+// BrokerVersion returns the version of the broker, such as "4.4.0". It is empty if unknown.
+// Package declare uses it to refuse what the broker would ignore.
+func (m *Management) BrokerVersion() string {
+	if m == nil || m.version == nil {
+		return ""
+	}
+	return m.version()
+}
+
+// Request sends one request and returns the status and body of the reply. method is GET, PUT,
+// POST, or DELETE. path is percent-encoded and at most 8,192 bytes long. body is nil or a value
+// that AMQP can encode. A reply of any status has a nil error. The errors:
 //
-//	*argument.Error      nothing was sent: method, path or body can't be used
-//	ErrNotSent           nothing was sent: ctx ended, or the connection is closed
-//	ErrUnauthorized      nothing happened: the user lacks the permission
-//	ErrOutcomeUnknown    ctx or the session ended before the reply
-//	ErrConnectionLost    beside ErrNotSent or ErrOutcomeUnknown: ask again
+//   - [*argument.Error]: nothing was sent. method, path, or body is invalid.
+//   - [ErrNotSent]: nothing was sent. ctx ended, or the connection is closed.
+//   - [ErrUnauthorized]: the request had no effect. The user lacks the permission.
+//   - [ErrOutcomeUnknown]: ctx or the session ended before the reply.
+//   - [ErrConnectionLost], together with ErrNotSent or ErrOutcomeUnknown: send the request
+//     again.
 //
-// RabbitMQ ends the session over a request for which the user lacks the permission. The
-// other requests under way are idempotent. Request repeats each on a session of its own.
+// If the user lacks a permission, RabbitMQ ends the session, and with it all requests in flight.
+// These are idempotent, so Request repeats each of them on a separate session.
 func (m *Management) Request(ctx context.Context, method, path string, body any) (status int, reply any, err error) {
 	if m == nil {
 		return 0, nil, argument.New("management", nil, "is a nil *Management", "use conn.Management()")
@@ -105,7 +116,7 @@ func (m *Management) Request(ctx context.Context, method, path string, body any)
 		if err == nil || alone || ctx.Err() != nil || !errors.Is(err, errSessionEnded) {
 			return status, reply, err
 		}
-		// The session ended while others were under way, and one of them is to blame.
+		// The session ended while other requests were in flight, and one of them may be the cause.
 		select {
 		case m.solo <- struct{}{}:
 			defer func() { <-m.solo }()
@@ -133,7 +144,7 @@ func lossIn(err error) error {
 	return err
 }
 
-// onceAlone is once on a session of its own.
+// onceAlone is once on a separate session.
 func (m *Management) onceAlone(ctx context.Context, method, path string, body any) (status int, reply any, err error) {
 	s := newManagementSession(m.life)
 	go s.run(m.open)
@@ -160,12 +171,12 @@ func checkRequest(method, path string, body any) error {
 	return checkValue("body", body, 0)
 }
 
-// errSessionEnded marks the errors of requests whose session ended under them.
+// errSessionEnded marks the errors of requests whose session ended before the reply.
 var errSessionEnded = errors.New("the management session ended")
 
-// once sends one request on s. alone says that no other was under way at its end.
-// release is called when the broker owes no reply any more, which may be after
-// ctx has ended: until then the reply's credit is taken.
+// once sends one request on s. alone reports that no other request was in flight when the
+// session ended. release is called when the broker owes no reply any more, which may be after
+// ctx has ended: until then, the reply's credit is in use.
 func (m *Management) once(ctx context.Context, s *managementSession, release func(), method, path string, body any) (status int, reply any, alone bool, err error) {
 	target := method + " " + path
 	m.mu.Lock()
@@ -322,8 +333,8 @@ type managementRequest struct {
 	taken atomic.Bool
 }
 
-// take reports true once: to the session that sends the request, or to its caller, who
-// leaves before that.
+// take returns true once: to the session that sends the request, or to its caller if that leaves
+// first.
 func (r *managementRequest) take() bool { return r.taken.CompareAndSwap(false, true) }
 
 type managementReply struct {
@@ -355,7 +366,7 @@ func (s *managementSession) over() bool {
 	return s.ended
 }
 
-// finish answers all that wait.
+// finish answers all waiting requests with err.
 func (s *managementSession) finish(err error) {
 	s.mu.Lock()
 	s.ended, s.err = true, err
@@ -379,8 +390,7 @@ func (s *managementSession) run(open func(context.Context) (link.Session, reques
 	close(s.ready)
 	defer link.CloseSession(sess)
 
-	// One goroutine writes the requests, this one reads the replies. Whichever
-	// finds the session ended tells the other by the ctx.
+	// One goroutine writes the requests, this one reads the replies. The first one that finds the session ended stops the other through ctx.
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -421,15 +431,14 @@ func (s *managementSession) run(open func(context.Context) (link.Session, reques
 			s.finish(err)
 			break
 		}
-		// A reply settles itself; its credit is given back with it.
+		// A reply comes settled; grant its credit again.
 		_ = receive.IssueCredit(1)
 		s.dispatch(reply.Msg)
 	}
 	wg.Wait()
 }
 
-// dispatch hands a reply to whoever waits for it. One that nobody waits for any
-// more, since its caller's ctx ended, is dropped: ids are never used twice.
+// dispatch passes a reply to its caller. If the caller's ctx has ended, the reply is dropped: ids are never used twice.
 func (s *managementSession) dispatch(msg *Message) {
 	if msg.Properties == nil {
 		return
@@ -508,7 +517,7 @@ func replyValue(reply any, key string) any {
 	return nil
 }
 
-// peek asks the broker. A user who may read from a queue may inspect it.
+// peek asks the broker about the queue. A user who may read from a queue may also inspect it.
 func (m *Management) peek(ctx context.Context, queue string) (consume.QueuePeek, error) {
 	path, err := address.Queue(queue).Build()
 	if err != nil {
@@ -532,21 +541,20 @@ func (m *Management) peek(ctx context.Context, queue string) (consume.QueuePeek,
 	return l, nil
 }
 
-// deadLetters asks the broker for the queue's arguments. A policy's dead-letter exchange
-// isn't among them. An error says that the broker hasn't answered.
+// deadLetters reports whether the queue's arguments name a dead-letter exchange. They don't
+// include those of a RabbitMQ policy. An error means that the broker hasn't answered.
 func (m *Management) deadLetters(ctx context.Context, queue string) (bool, error) {
 	exchange, err := m.argument(ctx, queue, "x-dead-letter-exchange")
 	return exchange != nil, err
 }
 
-// singleActive asks the broker whether the queue has a single active consumer, which no
-// policy can decide.
+// singleActive reports whether the queue has a single active consumer. No policy can set that.
 func (m *Management) singleActive(ctx context.Context, queue string) (bool, error) {
 	single, err := m.argument(ctx, queue, "x-single-active-consumer")
 	return single == true, err
 }
 
-// consumerTimeout asks the broker for the queue's own consumer timeout; 0: it has none.
+// consumerTimeout returns the queue's own consumer timeout; 0 if it has none.
 func (m *Management) consumerTimeout(ctx context.Context, queue string) (time.Duration, error) {
 	ms, err := m.argument(ctx, queue, "x-consumer-timeout")
 	n := reflect.ValueOf(ms)
@@ -560,7 +568,7 @@ func (m *Management) consumerTimeout(ctx context.Context, queue string) (time.Du
 	return 0, err
 }
 
-// argument returns an argument of the queue; nil if it has none, or there is no queue.
+// argument returns an argument of the queue; nil if it isn't set, or the queue doesn't exist.
 func (m *Management) argument(ctx context.Context, queue, key string) (any, error) {
 	path, err := address.Queue(queue).Build()
 	if err != nil {

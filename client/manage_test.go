@@ -152,7 +152,7 @@ func TestManagementMatchesRepliesInAnyOrder(t *testing.T) {
 		<-replying
 		assert.Len(t, f.sessions, 1)
 		assert.LessOrEqual(t, f.sessions[0].largest, managementRequests)
-		assert.Greater(t, f.sessions[0].largest, 1, "many are under way at once")
+		assert.Greater(t, f.sessions[0].largest, 1, "many are in flight at once")
 	})
 }
 
@@ -242,7 +242,7 @@ func TestManagementRepeatsAloneWhatALostSessionLeftUnanswered(t *testing.T) {
 			switch {
 			case strings.HasSuffix(*request.Properties.To, "secret"):
 				if shared {
-					time.Sleep(time.Second) // until the others are under way
+					time.Sleep(time.Second) // until the others are in flight
 				}
 				s.kill(refusal)
 				return nil

@@ -7,11 +7,13 @@ import (
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/historylog"
 )
 
-// Message is an AMQP 1.0 message with all its sections. The body is one of Data
-// (binary sections), Value (one amqp-value) or Sequence (amqp-sequences).
+// Message is an AMQP 1.0 message with all its sections. Its body is one of Data (binary
+// sections), Value (one amqp-value), or Sequence (amqp-sequences). It is the type of
+// github.com/Azure/go-amqp.
 type Message = amqp.Message
 
 // Header and Properties are a Message's sections of these names.
@@ -20,8 +22,8 @@ type (
 	Properties = amqp.MessageProperties
 )
 
-// NewMessage returns a durable message with body as its one data section, the
-// default priority (4) and a random message-id.
+// NewMessage returns a durable message with body as its only data section, the default priority
+// (4), and a random message-id. Publish it with a Publisher[*Message].
 func NewMessage(body []byte) *Message {
 	m := emptyMessage()
 	m.Data = [][]byte{body}
@@ -29,7 +31,7 @@ func NewMessage(body []byte) *Message {
 	return m
 }
 
-// emptyMessage has what complete would make, in one piece.
+// emptyMessage returns what complete would set up, in one allocation.
 func emptyMessage() *Message {
 	whole := &struct {
 		Message
@@ -41,9 +43,9 @@ func emptyMessage() *Message {
 	return m
 }
 
-// complete fills in what every message of ours has. A Header is sent always:
-// without one RabbitMQ 4.3 delivers durable=false, and with its zero value the
-// priority would be 0, which ranks below every message that has none.
+// complete fills in what hopback sets in every message. It always sends a Header: without one,
+// RabbitMQ 4.3 delivers durable=false, and the zero Header has priority 0, which ranks below
+// messages without a priority.
 func complete(m *Message) {
 	if m.Header == nil {
 		m.Header = &Header{Durable: true, Priority: defaultPriority}
@@ -66,9 +68,9 @@ func properties(m *Message) *Properties {
 // annotationCC has a message's further routing keys.
 const annotationCC = "x-cc"
 
-// brokerAnnotations are those that the broker writes itself. A copy leaves them
-// out: RabbitMQ sets them anew, and x-opt-deaths is of a type (an array of maps)
-// that it doesn't take from a client.
+// brokerAnnotations are those that the broker writes itself. Copies omit them: RabbitMQ sets
+// them again, and x-opt-deaths has a type (an array of maps) that it doesn't accept from
+// clients.
 var brokerAnnotations = map[string]bool{
 	"x-exchange":             true,
 	"x-routing-key":          true,
@@ -80,32 +82,39 @@ var brokerAnnotations = map[string]bool{
 	"x-last-death-queue":     true,
 	"x-last-death-reason":    true,
 
+	annotation.Parked: true,
+
 	"x-acquired-count":             true,
 	"x-delivery-count":             true, // 4.0's
 	"x-opt-rabbitmq-received-time": true,
 	"x-opt-delivery-time":          true,
+	"x-opt-deferral-token":         true,
 
 	annotationCC: true, // the sender's, but about where that one publish went
 }
 
-// Copy returns a message that may be sent, with all that the sender of m had set:
-// properties, application properties, own annotations, body of any kind, footer,
-// priority. The copy has maps of its own. It shares the body, which must not be changed.
+// Copy returns a copy of m that you can send. Use it for the Message of a [Forward], or to
+// publish a received message again. Copy(nil) is nil.
 //
-// The copy lacks what belongs to one delivery: the delivery tag, delivery annotations,
-// delivery count, first-acquirer, and the annotations that RabbitMQ writes. It also
-// lacks the ttl, which RabbitMQ would apply in a delay queue: a message with a ttl of
-// 200 ms leaves a queue that delays by a second after 200 ms. And it lacks further routing
-// keys (CC), by which it would reach other queues again.
+// The copy keeps what the sender set: properties, application properties, the sender's
+// annotations, the body of any kind, footer, and priority. It has its own maps, but shares the
+// body, so don't change the body. It is durable, even if m isn't.
 //
-// A copy is durable, even if m isn't. Copy(nil) is nil.
+// The copy omits what belongs to one delivery:
 //
-// Some of what an AMQP 0-9-1 client has published can't be copied. Its headers that
-// hold a table or an array and don't begin with "x-" aren't delivered over AMQP 1.0
-// at all, and byte arrays come out as strings when the copy is read over 0-9-1.
+//   - the delivery tag, delivery annotations, delivery count, first-acquirer, and the
+//     annotations that RabbitMQ writes;
+//   - the ttl, because RabbitMQ would apply it in a delay queue: a message with a ttl of 200 ms
+//     would leave a queue that delays by a second after 200 ms;
+//   - further routing keys (CC), because the copy would reach other queues again.
 //
-// AMQP symbols become strings, because go-amqp decodes them so. Arrays of integers in
-// annotations become lists, because RabbitMQ accepts no arrays there.
+// Limits:
+//
+//   - Headers of AMQP 0-9-1 clients that hold a table or an array, and don't begin with "x-",
+//     aren't delivered over AMQP 1.0 at all. Byte arrays come out as strings when the copy is
+//     read over 0-9-1.
+//   - AMQP symbols become strings, because go-amqp decodes them so.
+//   - Arrays of integers in annotations become lists, because RabbitMQ accepts no arrays there.
 func Copy(m *Message) *Message {
 	if m == nil {
 		return nil
@@ -140,8 +149,8 @@ func Copy(m *Message) *Message {
 	return c
 }
 
-// sendable makes lists of arrays of integers: RabbitMQ delivers them, and can't read
-// them as go-amqp writes them.
+// sendable turns arrays of integers into lists. RabbitMQ delivers such arrays, but can't read
+// them the way go-amqp encodes them.
 func sendable(v any) any {
 	if !hasIntegerArray(v) {
 		return v
@@ -185,7 +194,7 @@ func listOf[T any](a []T) []any {
 	return l
 }
 
-// hasIntegerArray looks into a value that checkValue has passed.
+// hasIntegerArray searches a value that checkValue has accepted.
 func hasIntegerArray(v any) bool {
 	switch v := v.(type) {
 	case []int32, []int64, []uint32, []uint64:

@@ -25,11 +25,12 @@ const (
 	maxSettlementBytes = 60_000
 )
 
-// Validate returns an *argument.Error that names the field if sending m would end the
-// link, the session or the connection. Publishers and forwards call it on every message.
+// Validate returns an [*argument.Error] that names the invalid field if sending m would make the
+// broker end the link, the session, or the connection. Publishers and forwards call it for every
+// message.
 func Validate(m *Message) error {
 	if m == nil {
-		return argument.New("message", nil, "is nil", "give a message, such as client.NewMessage(body)")
+		return argument.New("message", nil, "is nil", "pass a message, such as client.NewMessage(body)")
 	}
 	bodies := 0
 	for _, has := range []bool{len(m.Data) > 0, m.Value != nil, len(m.Sequence) > 0} {
@@ -118,7 +119,7 @@ func checkProperties(p *amqp.MessageProperties) error {
 				return argument.New("message Properties."+id.name, v, "is not valid UTF-8", "use a valid string, or []byte")
 			}
 		default:
-			return argument.New("message Properties."+id.name, fmt.Sprintf("%T", v), "is of a type that AMQP has no id for", "use string, uint64, amqp.UUID or []byte")
+			return argument.New("message Properties."+id.name, fmt.Sprintf("%T", v), "has a type that AMQP doesn't allow for an id", "use string, uint64, amqp.UUID or []byte")
 		}
 	}
 	for _, s := range []struct {
@@ -153,8 +154,8 @@ func checkKey(name string, key any) error {
 	return nil
 }
 
-// checkAnnotation: RabbitMQ ends the session for a key that isn't a symbol
-// beginning with "x-".
+// checkAnnotation refuses a key that isn't a string beginning with "x-": RabbitMQ ends the
+// session for it.
 func checkAnnotation(name string, key, value any) error {
 	var k string
 	switch s := key.(type) {
@@ -171,10 +172,10 @@ func checkAnnotation(name string, key, value any) error {
 	return checkValue(name+"["+failure.Quote(k)+"]", value, 0)
 }
 
-// checkReadable refuses annotations that RabbitMQ can't read or write again. 4.0 and
-// 4.3 take a message with a null annotation and then end the connection of every
-// consumer that they deliver it to. They can't read an array of integers as go-amqp
-// writes it, with small numbers in one byte: 4.0 ends the session, 4.3 the link.
+// checkReadable refuses annotations that RabbitMQ can't read or write again. RabbitMQ 4.0 and
+// 4.3 accept a message with a null annotation and then close the connection of every consumer
+// that they deliver it to. They can't read an array of integers as go-amqp encodes it, with
+// small numbers in one byte: 4.0 ends the session, 4.3 the link.
 func checkReadable(name string, key, v any) error {
 	switch v.(type) {
 	case nil, amqp.Null: // a delivery annotation wouldn't reach anybody in any case
@@ -197,8 +198,8 @@ func simple(v any) bool {
 	return false
 }
 
-// checkValue refuses what go-amqp's encoder can't encode or panics on (such as a
-// nil *string), and what holds itself.
+// checkValue refuses values that go-amqp's encoder can't encode or panics on (such as a nil
+// *string), and values that contain themselves.
 func checkValue(name string, v any, depth int) error {
 	if simple(v) {
 		return nil
@@ -207,8 +208,8 @@ func checkValue(name string, v any, depth int) error {
 	return checkParts(name, v, depth, &parts)
 }
 
-// checkParts counts what it has seen: values that share their parts can be far
-// larger, once encoded, than what they take up in memory.
+// checkParts counts the parts: values that share parts can be far larger, once encoded, than in
+// memory.
 func checkParts(name string, v any, depth int, left *int) error {
 	if *left--; *left < 0 {
 		return argument.New(name, nil, fmt.Sprintf("has more than %d parts", maxParts), "send it as bytes")
@@ -277,8 +278,8 @@ func checkParts(name string, v any, depth int, left *int) error {
 	return argument.New(name, fmt.Sprintf("%T", v), "is of a type that can't be sent over AMQP", "use a string, number, bool, time.Time, []byte, amqp.UUID, []any or map[string]any")
 }
 
-// checkArray refuses an array whose numbers go-amqp cuts to one byte each: it looks for a number
-// above 127 and none below -128, so -100,000 becomes 96.
+// checkArray refuses an array whose numbers go-amqp would cut to one byte each: its encoder
+// checks only for a number above 127, so -100,000 becomes 96.
 func checkArray[T int32 | int64](name string, a []T) error {
 	if len(a) > 0 && slices.Min(a) < math.MinInt8 && slices.Max(a) <= math.MaxInt8 {
 		return argument.New(name, fmt.Sprintf("%T", a), "is an array with a number below -128 and none above 127, which go-amqp can't encode", "use []any")
@@ -364,5 +365,5 @@ func modifiedValue(key string, v any, depth int) (size int, err error) {
 	return 0, argument.New(annotationName(key), fmt.Sprintf("%T", v), "is of a type that RabbitMQ doesn't keep in a modified message", remedy)
 }
 
-// annotationName is what an error calls the annotation key.
+// annotationName is how an error names the annotation key.
 func annotationName(key string) string { return "annotations[" + failure.Quote(key) + "]" }

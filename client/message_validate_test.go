@@ -36,7 +36,7 @@ func full() *Message {
 	}
 }
 
-// What Validate lets through is encoded as it is. go-amqp writes small numbers in one byte
+// What Validate lets through is encoded unchanged. go-amqp writes small numbers in one byte
 // each, and doesn't see that one below -128 isn't small if none is above 127.
 func TestValidateRefusesArraysThatWouldBeCut(t *testing.T) {
 	for _, a := range []any{
@@ -315,7 +315,7 @@ func FuzzValidate(f *testing.F) {
 	})
 }
 
-// Whatever the broker delivers can be copied; the copy is refused or can be sent.
+// Anything that the broker delivers can be copied; the copy is refused or can be sent.
 func FuzzCopy(f *testing.F) {
 	seed := full()
 	delete(seed.Annotations, "x-opt-deaths")

@@ -10,25 +10,28 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// Outcome decides what becomes of a delivery. A handler returns one as its error. nil
-// accepts the delivery. An error without an Outcome in its chain counts as
-// Requeue{Failed: true}.
+// Outcome decides what happens to a delivery. A handler returns one as its error:
 //
-//	nil                 accepted: the broker forgets the message
-//	Requeue             back to its queue, at once
-//	DeadLetter          to the queue's dead-letter exchange, with the reason
-//	Modify              as Requeue or DeadLetter, with annotations of your own
-//	Forward             a copy goes to an address; accepted once the broker has confirmed the copy
+//   - nil: the delivery is acknowledged, and the broker deletes the message.
+//   - [Requeue]: the message returns to its queue at once.
+//   - [DeadLetter]: the message goes to the queue's dead-letter exchange, with a reason.
+//   - [Modify]: like Requeue or DeadLetter, with annotations of your choice.
+//   - [Forward]: a copy goes to an address. The delivery is acknowledged once the broker has
+//     confirmed the copy.
+//   - [Park]: the message waits in its queue until a time, or until it is claimed by a token.
+//     It needs RabbitMQ 4.4.
 //
-// Outcomes are values and may be wrapped like any error. The outermost one counts.
+// An error without an Outcome in its chain counts as Requeue{Failed: true}; middleware such as
+// retry.With turns it into a retry. Outcomes are values and can be wrapped like any error. The
+// outermost one counts.
 type Outcome interface {
 	error
 	outcome()
 }
 
-// OutcomeOf returns the outcome that err stands for, and nil for nil. A pointer to an
-// outcome stands for the outcome. An error whose methods panic, such as a nil pointer,
-// counts as Requeue{Failed: true}.
+// OutcomeOf returns the outcome that err stands for, and nil for nil. A pointer to an outcome
+// stands for that outcome. An error whose methods panic, such as a nil pointer, counts as
+// Requeue{Failed: true}.
 func OutcomeOf(err error) Outcome {
 	if err == nil {
 		return nil // without what the rest allocates
@@ -36,8 +39,8 @@ func OutcomeOf(err error) Outcome {
 	return outcomeOf(err, maxEmbedded)
 }
 
-// maxEmbedded bounds how many outcomes are looked for one within the other: one may
-// embed itself.
+// maxEmbedded limits the depth of the search for an outcome within another: one may embed
+// itself.
 const maxEmbedded = 100
 
 func outcomeOf(err error, left int) (o Outcome) {
@@ -61,14 +64,15 @@ func outcomeOf(err error, left int) (o Outcome) {
 		return *p
 	case *Forward:
 		return *p
-	case Requeue, DeadLetter, Modify, Forward:
+	case *Park:
+		return *p
+	case Requeue, DeadLetter, Modify, Forward, Park:
 		return o
 	}
 	return embedded(reflect.ValueOf(o), err, left)
 }
 
-// embedded finds the outcome within a type of the user's own that embeds one. It
-// panics as outcomeOf may.
+// embedded finds the outcome in a user's type that embeds one. It panics as outcomeOf may.
 func embedded(v reflect.Value, err error, left int) Outcome {
 	v = reflect.Indirect(v)
 	if v.Kind() == reflect.Struct && left > 0 {
@@ -83,68 +87,70 @@ func embedded(v reflect.Value, err error, left int) Outcome {
 	return Requeue{Failed: true, Err: err}
 }
 
-// Requeue gives the message back to its queue, which delivers it again at once.
+// Requeue returns the message to its queue, which delivers it again at once. For a retry with a
+// delay, use retry.With.
 //
-// If Failed is set, the delivery counts toward the queue's delivery limit. Otherwise
-// RabbitMQ 4.3 doesn't count it, and 4.0 does. A message that always fails and never
-// counts comes back for ever.
+// A message that always fails and never counts is redelivered without end. So set Failed if the
+// attempt failed.
 type Requeue struct {
+	// Failed makes the delivery count toward the queue's delivery limit. Without it, RabbitMQ
+	// 4.3 doesn't count the delivery; RabbitMQ 4.0 does.
 	Failed bool
 	Err    error // for logs; may be nil
 }
 
-// Reason is a word that says why a message was dead-lettered. The annotation
-// AnnotationReason holds it.
+// Reason is a word that says why a message was dead-lettered. The message carries it as
+// [AnnotationReason].
 type Reason string
 
 // The reasons of this package. Middleware may add others.
 const (
-	// ReasonUndecodable: the codec couldn't read the body.
+	// ReasonUndecodable: the codec couldn't decode the body.
 	ReasonUndecodable Reason = "undecodable"
 	// ReasonPanicked: the handler panicked.
 	ReasonPanicked Reason = "panicked"
-	// ReasonUnforwardable: a Forward that can never be sent, such as one whose
-	// address isn't valid.
+	// ReasonUnforwardable: a [Forward] that can never be sent, for instance because its address
+	// is invalid.
 	ReasonUnforwardable Reason = "unforwardable"
 )
 
-// Annotations of a dead letter, which say why it is dead. They are message
-// annotations: the broker merges them into the message when it dead-letters it. The
-// body and everything else that the sender set stay the same. An AMQP 0-9-1 consumer
-// sees them as headers.
+// Annotations of a dead letter that say why it was dead-lettered. The broker merges these
+// message annotations into the message; the body and everything else that the sender set stay
+// the same. An AMQP 0-9-1 consumer sees them as headers.
 const (
-	// AnnotationReason holds the Reason, a string.
+	// AnnotationReason holds the [Reason], a string.
 	AnnotationReason = "x-opt-hopback-reason"
-	// AnnotationError holds the error's text, a string of at most ErrorTextLimit bytes.
+	// AnnotationError holds the error's text, a string of at most [ErrorTextLimit] bytes.
 	AnnotationError = "x-opt-hopback-error"
 )
 
-// AnnotationKnownCount is how many of a message's failed deliveries were reported by a
-// consumer of this package, an int64. Every disposition that gives a message back or
-// dead-letters it writes it.
+// AnnotationKnownCount is how many of a message's failed deliveries a hopback consumer reported,
+// an int64. Each settlement that requeues or dead-letters a message writes it. The rest of the
+// delivery count are deliveries that failed without a report, for instance because the worker
+// crashed.
 const AnnotationKnownCount = "x-opt-hopback-known-count"
 
-// ErrorTextLimit is how many bytes of an error's text are kept in an annotation.
-// A settlement must fit in a frame: a larger one would close the connection.
+// ErrorTextLimit is how many bytes of an error's text an annotation keeps. A settlement must fit
+// in one frame; a larger one would close the connection.
 const ErrorTextLimit = 1024
 
-// DeadLetter sends the message to the dead-letter exchange of its queue. The message
-// gets Reason and the text of Err as annotations. A queue without a dead-letter
-// exchange DROPS the message, so every work queue needs one.
+// DeadLetter sends the message to its queue's dead-letter exchange, with Reason and the text of
+// Err as annotations. A queue without a dead-letter exchange drops the message, so give every
+// work queue one.
 type DeadLetter struct {
 	Reason Reason
 	Err    error
-	// Annotations are merged into the message; see Modify for what they may be.
+	// Annotations are merged into the message; see [Modify] for the allowed types.
 	Annotations map[string]any
 }
 
-// Modify merges Annotations into the message and gives it back to its queue, or
-// dead-letters it if DeadLetter is set. Failed has the meaning that it has in Requeue.
+// Modify merges Annotations into the message, and requeues it, or dead-letters it if DeadLetter
+// is set. Failed means the same as in [Requeue].
 //
-// Keys of Annotations must begin with "x-". Values must be string, bool, int, int64, or
-// []any or map[string]any of these. Others are refused before anything is sent, and the
-// message is requeued as failed: RabbitMQ changes them, and a null or floating-point
-// annotation makes each later delivery end its consumer's session.
+// Keys of Annotations must begin with "x-". Values must be string, bool, int, int64, or []any or
+// map[string]any of these. With any other value, nothing is sent, and the message is requeued as
+// failed: RabbitMQ would change the value, and an annotation that is null or a floating-point
+// number would make each later delivery end its consumer's session.
 type Modify struct {
 	DeadLetter  bool
 	Failed      bool
@@ -152,27 +158,28 @@ type Modify struct {
 	Err         error
 }
 
-// Forward publishes Message to To, and accepts the delivery once the broker has
-// accepted the copy. So there may be two copies, and never none. Until then the
+// Forward publishes Message to the address To, and acknowledges the delivery once the broker has
+// confirmed the copy. A crash in between leaves both messages; none is lost. Until then, the
 // delivery stays unsettled and counts toward Prefetch, but its handler is free.
 //
-// A copy that isn't accepted is tried again with back-off. After
-// ConsumerConfig.ForwardPatience the delivery goes back to its queue as failed, with
-// Annotations. So the queue's delivery limit ends a message that can't be forwarded. A
-// queue without a dead-letter exchange would drop it. So if the queue isn't known to
-// have one, the delivery is kept and its copy tried again until it is accepted. A
-// dead-letter exchange that a RabbitMQ policy sets isn't known. In a memory or disk alarm
-// copies wait until it is over, however long that takes.
+//   - If the broker doesn't accept the copy, the consumer tries again with backoff. After
+//     [ConsumerConfig.ForwardPatience], it returns the delivery to its queue as failed, with
+//     Annotations. So the queue's delivery limit ends the retries of a message that can't be
+//     forwarded.
+//   - If the consumer doesn't know that the queue has a dead-letter exchange, it keeps the
+//     delivery and keeps trying, because the delivery limit would drop the message. It can't see
+//     a dead-letter exchange that a RabbitMQ policy sets.
+//   - During a memory or disk alarm, copies wait until it is over.
 type Forward struct {
 	To address.Address
-	// Message is the copy; build it with Copy. It must not be changed afterwards.
+	// Message is the copy to send; create it with [Copy]. Don't change it afterwards.
 	Message *Message
-	// Annotations are merged into the original where it goes back; see Modify for
-	// what they may be. It also gets AnnotationReason and AnnotationError, with the
-	// texts of Err and of what kept the copy from being accepted.
+	// Annotations are merged into the original if it returns to its queue; see [Modify] for the
+	// allowed types. The original also gets [AnnotationReason] and [AnnotationError], with the
+	// texts of Err and of the reason why the copy wasn't accepted.
 	Annotations map[string]any
-	// Else is carried out if Message can never be sent: it isn't valid, or larger than
-	// the broker takes. nil dead-letters the original as ReasonUnforwardable.
+	// Else is used if Message can never be sent, because it is invalid or larger than the broker
+	// accepts. Default: dead-letter the original with [ReasonUnforwardable].
 	Else Outcome
 	Err  error
 }
@@ -211,9 +218,8 @@ func describe(what string, err error) string {
 	return fmt.Sprintf("%s: %s", what, ErrorText(err))
 }
 
-// ErrorText is err's text as AnnotationError holds it: valid UTF-8 of at most
-// ErrorTextLimit bytes, whatever the error's Error method returns, and even if it
-// panics. It is empty for nil.
+// ErrorText returns the text of err as [AnnotationError] holds it: valid UTF-8 of at most
+// [ErrorTextLimit] bytes, even if the Error method of err panics. It is empty for nil.
 func ErrorText(err error) (text string) {
 	if err == nil {
 		return ""

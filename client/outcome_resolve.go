@@ -7,46 +7,47 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// Resolution is an [Outcome] that was checked: nothing in it can poison the message or
-// end the link. It is for programs that carry outcomes out with another AMQP client, as
-// package officialclient does. The consumer of this package uses it, too.
+// Resolution is an [Outcome] after its checks: carrying it out can't poison the message or end
+// the link. It is for programs that settle deliveries with another AMQP client, such as package
+// adapter/officialclient. This package's consumer uses it, too. Get one from [Resolve].
 type Resolution struct {
-	// Kind is what becomes of the delivery.
+	// Kind is what to do with the delivery.
 	Kind ResolutionKind
-	// Failed and DeadLetter are the fields delivery-failed and undeliverable-here of
-	// "modified".
+	// Failed and DeadLetter are the fields delivery-failed and undeliverable-here of the AMQP
+	// outcome "modified".
 	Failed, DeadLetter bool
-	// Annotations are the handler's own, of "modified". They may be the handler's map,
-	// which mustn't be changed or kept. See AllAnnotations.
+	// Annotations are the handler's annotations for "modified". This may be the handler's own
+	// map, so don't change or keep it. See [Resolution.AllAnnotations].
 	Annotations map[string]any
-	// Reason and Error are for AnnotationReason and AnnotationError. "" is for none.
+	// Reason and Error are for [AnnotationReason] and [AnnotationError]. "" means none.
 	Reason Reason
 	Error  string
 	// Forward is set for ResolutionForward. Its Message and To are valid.
 	Forward Forward
-	// Refused is why this isn't what the handler's outcome asks for. The outcome can't be
-	// carried out as it is, and this takes its place.
+	// Refused is why this differs from the handler's outcome: that outcome can't be carried out,
+	// and this one replaces it. It is nil if nothing was replaced.
 	Refused error
 }
 
-// ResolutionKind is what becomes of a delivery.
+// ResolutionKind is what to do with a delivery.
 type ResolutionKind string
 
 // The kinds of resolutions.
 const (
-	// ResolutionAccept: the broker forgets the message.
+	// ResolutionAccept: the delivery is acknowledged, and the broker deletes the message.
 	ResolutionAccept ResolutionKind = "accept"
-	// ResolutionRelease: the message goes back to its queue, and nothing is changed.
+	// ResolutionRelease: the message returns to its queue unchanged.
 	ResolutionRelease ResolutionKind = "release"
-	// ResolutionModify: the message gets annotations and goes back to its queue, or to
-	// its dead-letter exchange if DeadLetter is set.
+	// ResolutionModify: the message gets annotations and returns to its queue, or goes to its
+	// dead-letter exchange if DeadLetter is set.
 	ResolutionModify ResolutionKind = "modify"
-	// ResolutionForward: a copy is published. The delivery is accepted after the broker
-	// has accepted the copy.
+	// ResolutionForward: a copy is published. The delivery is acknowledged after the broker has
+	// confirmed the copy.
 	ResolutionForward ResolutionKind = "forward"
 )
 
-// Resolve returns what to do with a delivery whose handler has returned err.
+// Resolve returns what to do with a delivery whose handler returned err. A [Park] becomes a dead
+// letter with [ReasonUnparkable]: it needs this package's consumer.
 func Resolve(err error) Resolution { return resolve(OutcomeOf(err)) }
 
 func resolve(o Outcome) Resolution {
@@ -76,6 +77,8 @@ func resolve(o Outcome) Resolution {
 			return o.Unsendable(err)
 		}
 		return Resolution{Kind: ResolutionForward, Forward: o}
+	case Park:
+		return o.unparkable(errNoPark)
 	}
 	return failedDelivery // OutcomeOf knows no other
 }
@@ -94,8 +97,8 @@ func (o DeadLetter) resolve() Resolution {
 	return r
 }
 
-// Unsendable returns what to do with the original if the copy can never be sent, and why:
-// Else, or a dead letter with ReasonUnforwardable.
+// Unsendable returns what to do with the original if the copy can never be sent: Else, or a dead
+// letter with [ReasonUnforwardable]. why is the reason.
 func (o Forward) Unsendable(why error) Resolution {
 	var r Resolution
 	if o.Else != nil {
@@ -108,25 +111,24 @@ func (o Forward) Unsendable(why error) Resolution {
 	return r
 }
 
-// Unaccepted returns what to do with the original if the copy wasn't accepted for too
-// long, and why: it goes back to its queue as a failed delivery, with Annotations and the
-// errors. Only a queue with a dead-letter exchange keeps a message that goes back too
-// often.
+// Unaccepted returns what to do with the original if the broker didn't accept the copy for too
+// long: it returns to its queue as a failed delivery, with Annotations and the errors. why is
+// the reason. Give the queue a dead-letter exchange; otherwise its delivery limit drops the
+// message.
 func (o Forward) Unaccepted(why error) Resolution {
 	r := o.blamed(why)
 	r.Failed = true
 	return r
 }
 
-// blamed tells why there is no copy.
+// blamed returns a resolution that records why there is no copy.
 func (o Forward) blamed(why error) Resolution {
 	r := DeadLetter{Reason: ReasonUnforwardable, Err: errors.Join(why, o.Err), Annotations: o.Annotations}.resolve()
 	r.DeadLetter = false
 	return r
 }
 
-// AllAnnotations returns Annotations with Reason and Error among them, in a map of its
-// own.
+// AllAnnotations returns a new map with Annotations, Reason, and Error.
 func (r Resolution) AllAnnotations() map[string]any {
 	all := make(map[string]any, len(r.Annotations)+2)
 	maps.Copy(all, r.Annotations)

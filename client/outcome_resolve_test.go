@@ -116,7 +116,7 @@ func TestResolveForward(t *testing.T) {
 	r = f.Unsendable(why)
 	assert.True(t, r.Failed && !r.DeadLetter)
 	require.ErrorIs(t, r.Refused, why)
-	require.ErrorContains(t, r.Refused, "poison", "both are told")
+	require.ErrorContains(t, r.Refused, "poison", "both are reported")
 
 	r = f.Unaccepted(why)
 	assert.True(t, r.Failed && !r.DeadLetter)

@@ -18,52 +18,53 @@ import (
 	"github.com/hopback/hopback/internal/publish"
 )
 
-// PublisherConfig configures a Publisher. The zero value is ready to use.
+// PublisherConfig configures a [Publisher]. The zero value is ready to use.
 type PublisherConfig struct {
-	// Codec encodes values into message bodies. A value that is a *Message is sent
-	// as it is. Default: JSONCodec.
+	// Codec encodes values into message bodies. A value of type *[Message] is sent without a
+	// codec. Default: [JSONCodec].
 	Codec Codec
-	// Pending is how many messages may wait to be sent. Beyond that Publish blocks
-	// within its ctx. Messages that were sent and not answered come on top (RabbitMQ
-	// allows 170). Default: 256.
+	// Pending limits how many messages may wait to be sent. When it is reached, Publish blocks
+	// for as long as its ctx allows. Messages that were sent but not yet confirmed aren't
+	// counted (RabbitMQ allows 170 of them). Default: 256.
 	Pending int
-	// PendingBytes is how many bytes of messages may be queued or unanswered. Beyond
-	// that Publish blocks within its ctx. Sizes are estimates. A larger message is
-	// sent alone. Callers are served in the order of their calls. Default: 64 MiB.
+	// PendingBytes limits the bytes of messages that wait to be sent or confirmed. When it is
+	// reached, Publish blocks for as long as its ctx allows. Sizes are estimates. A larger
+	// message is sent alone. Callers are served in the order of their calls. Default: 64 MiB.
 	PendingBytes int
-	// NoResend reports a message as ErrOutcomeUnknown when its connection, session or
-	// link is lost before the broker has answered. By default the message is sent
-	// again on the next link, with the same message-id, while its caller's ctx lasts.
-	// Messages are sent again in their first order, and before all others. The broker
-	// may then store one twice.
+	// NoResend disables automatic resending. Set it if a duplicate is worse than an error: when
+	// the connection, session, or link is lost before the broker has confirmed a message,
+	// Publish then returns [ErrOutcomeUnknown]. By default, the publisher sends the message
+	// again on the next link, with the same message-id, while the ctx of the call lasts. It
+	// sends such messages in their original order and before all others. The broker may then
+	// store a message twice.
 	NoResend bool
-	// Copies says that messages are copies of messages that others have published, made
-	// with Copy. A user-id that isn't the connection's own user is moved to
-	// AnnotationUserID then. Without Copies such a message is refused with ErrUserID.
+	// Copies declares that the messages are copies of other users' messages, made with [Copy].
+	// Then a user-id that isn't the connection's user moves to [AnnotationUserID]. By default,
+	// such a message fails with [ErrUserID].
 	Copies bool
 }
 
-// Publisher sends values of type T to one address. It is safe for concurrent use, and
-// the messages of many callers are under way at once. It survives the loss of its
-// connection.
+// Publisher sends values of type T to one address: a queue, or an exchange with a routing key.
+// Open it once and share it: it is safe for concurrent use, and sends the messages of many
+// callers at once. It survives the loss of its connection.
 type Publisher[T any] struct {
 	core  *publisher
 	codec Codec
 }
 
-// NewPublisher opens a publisher for to, or for the address that each message
-// names in its To property if to is the zero Address (see PublishTo).
+// NewPublisher opens a [Publisher] for the address to. If to is the zero Address, each message
+// names its own address: see [PublishTo].
 //
-// It returns when the broker has accepted the link. While the connection is being
-// rebuilt it waits, within ctx. The errors:
+// It returns when the broker has accepted the link. While the connection is being rebuilt, it
+// waits until ctx ends. The errors:
 //
-//	*argument.Error      conn, to or cfg can't be used, or the codec can't encode a T
-//	ErrNotFound          the exchange or queue is missing
-//	ErrUnauthorized      the user lacks the permission to write to it
-//	ErrRefused           the broker refuses the link for another reason
-//	ErrSessionLimit      Config.MaxConnections connections carry all the sessions they can
-//	ErrNotSent           ctx ended first
-//	ErrClosed            the connection is closed
+//   - [*argument.Error]: conn, to, or cfg is invalid, or the codec can't encode a T.
+//   - [ErrNotFound]: the exchange or queue doesn't exist.
+//   - [ErrUnauthorized]: the user lacks the permission to write to it.
+//   - [ErrRefused]: the broker refuses the link for another reason.
+//   - [ErrSessionLimit]: all sessions of [Config.MaxConnections] connections are in use.
+//   - [ErrNotSent]: ctx ended first.
+//   - [ErrClosed]: the connection is closed.
 func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cfg PublisherConfig) (*Publisher[T], error) {
 	if conn == nil {
 		return nil, argument.New("conn", nil, "is nil", "use a connection from client.Connect")
@@ -100,36 +101,37 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 	return &Publisher[T]{core: core, codec: cfg.Codec}, nil
 }
 
-// Publish sends v and waits for the broker's answer. It returns nil only when the
-// broker has accepted the message, which for a quorum queue means that a majority
-// of its replicas has it.
+// Publish sends v and waits for the broker's confirmation. It returns nil only when the broker
+// has accepted the message; for a quorum queue, a majority of its replicas then has it. For high
+// throughput, call it from many goroutines, or use [Publisher.PublishAll].
 //
-// edit is called on the message before it is checked and sent. It sets properties,
-// headers or annotations. Header and Properties aren't nil, and the message-id is
-// random. A nil edit is skipped.
+// Each edit is called on the message before it is checked and sent. Use it to set properties,
+// headers, or annotations. Header and Properties are never nil, and the message-id is already
+// set to a random value. A nil edit is skipped.
 //
-// The errors, by what is certain afterwards:
+// If the broker doesn't confirm a message for 30 s, Publish sends it again on another session,
+// with the same message-id, unless [PublisherConfig.NoResend] is set. Time during alarms doesn't
+// count.
 //
-//	*argument.Error      nothing was sent: v can't be encoded, or the message can't be carried
-//	ErrNotSent           nothing was sent: ctx ended first, or the publisher is closed. In an
-//	                     outage its cause is in the error, such as ErrAuthentication
-//	ErrClosed            the publisher is closed; the error also matches ErrNotSent or ErrOutcomeUnknown
-//	ErrTooLarge          nothing was sent
-//	ErrNotFound          nothing was sent: the exchange or queue is gone
-//	ErrUnauthorized      nothing was sent: the user lacks the permission to write there
-//	ErrSessionLimit      nothing was sent: the connection is back with fewer sessions, all of
-//	                     them taken, and no further connection can be opened
-//	ErrUserID            not stored: the message's user-id isn't the connection's user
-//	ErrUnroutable        not stored: no queue is bound for the routing key
-//	ErrRefused           refused by at least one queue, with the broker's reason if it gives one; or
-//	                     nothing was sent, because the broker refuses the link
-//	ErrOutcomeUnknown    it was sent, and ctx ended before the answer. Or its link was lost, and
-//	                     NoResend is set or the broker refuses another link, which is the cause
+// [SafeToRetry] reports whether you can publish the value again without a duplicate. The errors:
 //
-// SafeToRetry reports whether sending again can't make a duplicate.
-//
-// A message without an answer for 30 s is sent again on another session, with the same
-// message-id, unless NoResend is set. The time of alarms doesn't count.
+//   - [*argument.Error]: nothing was sent. v can't be encoded, or the message is invalid.
+//   - [ErrNotSent]: nothing was sent. ctx ended first, or the publisher is closed. During an
+//     outage, the error includes its cause, such as [ErrAuthentication].
+//   - [ErrClosed]: the publisher is closed. The error also matches ErrNotSent or
+//     ErrOutcomeUnknown.
+//   - [ErrTooLarge]: nothing was sent.
+//   - [ErrNotFound]: nothing was sent. The exchange or queue no longer exists.
+//   - [ErrUnauthorized]: nothing was sent. The user lacks the permission to write there.
+//   - [ErrSessionLimit]: nothing was sent. After a reconnect the connection has fewer sessions,
+//     all of them are in use, and no further connection can be opened.
+//   - [ErrUserID]: not stored. The message's user-id isn't the connection's user.
+//   - [ErrUnroutable]: not stored. No queue is bound for the routing key.
+//   - [ErrRefused]: at least one queue rejected the message, with the broker's reason if it
+//     sends one. Or nothing was sent, because the broker refuses the link.
+//   - [ErrOutcomeUnknown]: the message was sent, but ctx ended before the confirmation. Or the
+//     link was lost, and NoResend is set or the broker refuses a new link; the error then
+//     includes that cause.
 func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message)) error {
 	m, err := p.message(v)
 	if err != nil {
@@ -143,22 +145,23 @@ func (p *Publisher[T]) Publish(ctx context.Context, v T, edit ...func(*Message))
 	return p.core.publish(ctx, m)
 }
 
-// PublishAll publishes vs in order, with many of them under way at once, and waits for
-// the broker's answers. It returns nil only when the broker has accepted all of them.
-// Otherwise it returns a *BatchError, which lists the values that were not accepted by
-// index, each with an error as Publish returns it. errors.Is finds any of these.
+// PublishAll publishes vs in order and waits for the broker's confirmations. It sends without
+// waiting for each confirmation, so it is much faster than one Publish after the other. It
+// returns nil only when the broker has accepted all messages.
 //
-// A value that fails doesn't stop the others. When ctx ends, or while the broker
-// refuses the publisher's link, PublishAll sends no more, and reports the rest as not
-// sent.
+// Otherwise, it returns a *[BatchError], which lists the values that were not accepted by index,
+// each with the error that Publish would return. errors.Is finds any of these errors.
 //
-// edit is called for each value and its message, in order, before the message is
-// checked and sent. It sets what depends on the value: a message-id, a priority, an
-// address (client.PublishTo(address)(m)). A nil edit is skipped.
+//   - A value that fails doesn't stop the others.
+//   - When ctx ends, or while the broker refuses the publisher's link, PublishAll sends no more
+//     messages, and reports the rest as not sent.
+//   - The first copies of the messages reach each queue in the order of vs, even if some are
+//     sent again after a reconnect. A rejected or unroutable message leaves a gap: later ones
+//     are already on the way.
 //
-// The first copies of the messages reach each queue in the order of vs, even if some
-// are sent again after a reconnect. A message that is refused or unroutable leaves a
-// gap, because those behind it are already under way.
+// Each edit is called for each value and its message, in order, before the message is checked
+// and sent. Use it to set what depends on the value: a message-id, a priority, or an address
+// with client.PublishTo(address)(m). A nil edit is skipped.
 func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T, m *Message)) error {
 	if len(vs) == 0 {
 		return nil
@@ -177,15 +180,16 @@ func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T,
 	})
 }
 
-// Blocked reports whether the broker accepts no messages now, and since when. RabbitMQ
-// accepts none while it has a memory or disk alarm. Publish then waits within its ctx.
+// Blocked reports whether the broker currently accepts no messages because of a memory or disk
+// alarm, and since when. Publish then waits for as long as its ctx allows.
 func (p *Publisher[T]) Blocked() (since time.Time, blocked bool) {
 	return p.core.s.Blocked()
 }
 
-// PublishTo returns an edit that sets the address of a message, for a publisher without
-// an address of its own. The address stays in the message as its To property. An
-// invalid address leaves To empty, which Publish refuses.
+// PublishTo returns an edit that sets the address of a message. Use it with a publisher of the
+// zero Address, for instance to choose the routing key per message. The address stays in the
+// message as its To property. If to is invalid, the edit leaves To empty, and Publish returns an
+// [*argument.Error].
 func PublishTo(to address.Address) func(*Message) {
 	s, err := to.Build()
 	return func(m *Message) {
@@ -197,18 +201,17 @@ func PublishTo(to address.Address) func(*Message) {
 	}
 }
 
-// CC returns an edit that gives a message further routing keys. The exchange routes the
-// message by the publisher's key and by each of these. A queue gets it once, whichever keys
-// match. The message is unroutable only if no key matches. Further queues are reached over
-// the default exchange, too: a publisher to one queue with CC("other") also publishes to the
-// queue "other".
+// CC returns an edit that gives a message additional routing keys. The exchange routes the
+// message by the publisher's key and by each of these. A queue gets the message once, even if
+// several keys match. The message is unroutable only if no key matches.
 //
-// The keys stay in the message as its annotation "x-cc", a []any of strings. Without keys CC
-// removes them. A Copy has none: it would be routed by them again.
-//
-// RabbitMQ below 4.1 ignores the annotation. Publish refuses it there with an
-// *argument.Error, and nothing is sent. While the connection is being rebuilt the version
-// isn't known, and Publish refuses nothing.
+//   - On the default exchange, a key is a queue's name: a publisher to one queue with
+//     CC("other") also publishes to the queue "other".
+//   - The keys stay in the message as its annotation "x-cc", a []any of strings. CC without keys
+//     removes them. [Copy] omits them.
+//   - RabbitMQ below 4.1 ignores the annotation, so Publish returns an [*argument.Error] there,
+//     and nothing is sent. While the connection is being rebuilt, the version is unknown, and
+//     Publish doesn't check it.
 func CC(keys ...string) func(*Message) {
 	list := make([]any, len(keys))
 	for i, key := range keys {
@@ -226,7 +229,7 @@ func CC(keys ...string) func(*Message) {
 	}
 }
 
-// checkCC refuses further routing keys that the broker can't read, or would ignore.
+// checkCC refuses additional routing keys that the broker can't read, or would ignore.
 func checkCC(annotations map[any]any, conn *Conn) error {
 	const name = `message Annotations["x-cc"]`
 	keys, ok := annotations[annotationCC]
@@ -246,18 +249,20 @@ func checkCC(annotations map[any]any, conn *Conn) error {
 	return conn.refusesCC(name, len(list))
 }
 
-// Close waits within ctx until all messages of Publish and PublishAll are answered, and
-// closes the link. If ctx ends first, Close cuts off the rest and returns an error:
-// ErrOutcomeUnknown if some of it was sent, ErrNotSent if none was. Publish returns
-// ErrClosed from then on. Close also returns while the connection is being rebuilt or
-// the broker has an alarm.
+// Close waits until the broker has confirmed or rejected all messages of Publish and PublishAll,
+// and closes the link. Later calls of Publish return [ErrClosed]. A [Conn.Close] closes its
+// publishers, too.
+//
+// If ctx ends first, Close aborts the rest and returns an error: [ErrOutcomeUnknown] if some
+// messages were already sent, [ErrNotSent] if none was. Close also works while the connection is
+// being rebuilt or the broker has an alarm.
 func (p *Publisher[T]) Close(ctx context.Context) error { return p.core.Shut(ctx) }
 
-// message makes a message of v. The result is never nil without an error.
+// message encodes v. The result is never nil without an error.
 func (p *Publisher[T]) message(v T) (m *Message, err error) {
 	if given, ok := any(v).(*Message); ok {
 		if given == nil {
-			return nil, argument.New("message", nil, "is nil", "give a message, such as client.NewMessage(body)")
+			return nil, argument.New("message", nil, "is nil", "pass a message, such as client.NewMessage(body)")
 		}
 		// Neither what complete sets nor an edit must show in the caller's.
 		m := new(*given)
@@ -274,7 +279,7 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			m, err = nil, argument.New("value", fmt.Sprintf("%T", v), fmt.Sprintf("made the codec panic: %v", r), "fix the value's marshaller")
+			m, err = nil, argument.New("value", fmt.Sprintf("%T", v), fmt.Sprintf("made the codec panic: %v", r), "fix its marshaler or the codec")
 		}
 	}()
 	m = emptyMessage()
@@ -285,7 +290,7 @@ func (p *Publisher[T]) message(v T) (m *Message, err error) {
 	return m, nil
 }
 
-// publisher is what a Publisher has but for its type.
+// publisher is the part of a Publisher that doesn't depend on its type.
 type publisher struct {
 	conn     *Conn
 	reserved *link.Reservation
@@ -312,10 +317,10 @@ func newPublisher(ctx context.Context, conn *Conn, to address.Address, target st
 	return p, nil
 }
 
-// check refuses a message that can't be carried.
+// check refuses an invalid message.
 func (p *publisher) check(m *Message) error {
 	if p.to.IsZero() && publish.AddressOf(m) == "" {
-		return argument.New("message Properties.To", nil, "is missing", "this publisher has no address of its own: set one with client.PublishTo")
+		return argument.New("message Properties.To", nil, "is missing", "give NewPublisher an address, or set one per message with client.PublishTo")
 	}
 	if err := Validate(m); err != nil || len(m.Annotations) == 0 {
 		return err

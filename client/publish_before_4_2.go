@@ -2,8 +2,8 @@ package client
 
 import "github.com/hopback/hopback/argument"
 
-// refusesCC refuses further routing keys where the broker would ignore them. As long as its
-// version isn't known it refuses nothing.
+// refusesCC refuses additional routing keys if the broker would ignore them. While the broker's
+// version is unknown, it refuses nothing.
 func (c *Conn) refusesCC(argumentName string, keys int) error {
 	w := c.pool.Up()
 	if w == nil || w.Broker.Version == "" || !w.Old.IgnoresCC {

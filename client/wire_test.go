@@ -30,7 +30,7 @@ func bareWire(t *testing.T) *link.Wire {
 	return w
 }
 
-func TestWhatIsNotAnsweredIsGivenUp(t *testing.T) {
+func TestWhatIsNotAnsweredIsAbandoned(t *testing.T) {
 	wait := func(d time.Duration, err error) func(context.Context) error {
 		return func(ctx context.Context) error {
 			if !link.Pause(ctx, d) {

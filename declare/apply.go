@@ -10,31 +10,42 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare/internal/attempt"
+	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Apply declares t: exchanges first, then queues, then bindings, those of one kind
-// concurrently. It is idempotent. Several processes may run it at once.
+// Apply declares t on the broker: exchanges first, then queues, then bindings, those of one kind
+// concurrently. Use it at startup or in a deploy job. It is idempotent, and several processes may
+// run it at once.
 //
-// Apply validates everything before it sends anything. The error is then every
-// *[argument.Error], joined, and the Report is empty.
+// Errors:
 //
-// RabbitMQ can't change an exchange or a queue that exists in another form. Apply
-// refuses it with [ErrConflict]: Error.Differences has every argument that
-// differs, and Error.Remedies what can be done. Apply inspects the queues first: if
-// one exists in another form, or if a binding leads to a queue that doesn't exist and
-// isn't in t, it declares nothing. AMQP doesn't show exchanges, so a refused exchange
-// can leave other exchanges behind. audit.Compare with a snapshot of the HTTP API finds every conflict
-// without changing anything.
+//   - Apply validates everything before it sends anything. If t is invalid, the error joins every
+//     *[argument.Error], and the Report is empty. The same holds if t needs a later RabbitMQ than
+//     the broker is, where the broker would ignore that: see [QuorumQueue.PlacementTag].
+//   - If an exchange or a queue exists with other settings, the error is [ErrConflict], since
+//     RabbitMQ can't change them. [Error.Differences] lists every argument that differs, and
+//     [Error.Remedies] what you can do.
+//   - Otherwise the error joins every *[Error] of the broker.
 //
-// The error after validation is every *[Error], joined. After a refusal Apply
-// finishes the kind, so one run shows all its conflicts, and doesn't begin the
-// next. Apply repeats a request that got no reply up to five times, and so it does with a
-// quorum queue that a busy broker couldn't start in time. It stops when
-// none of them gets a reply, when a permission is missing, and when ctx ends. The
-// Report says what was done. Nothing is undone; Apply can be run again.
+// The Report lists what was done. Apply undoes nothing; you can run it again.
+//
+//   - Apply inspects the queues first. If one exists with other settings, or if a binding's queue
+//     neither exists nor is in t, it declares nothing. AMQP doesn't show exchanges, so a refused
+//     exchange can leave other exchanges behind. audit.Compare with a snapshot of the HTTP API
+//     finds every conflict without changing anything.
+//   - After a refusal Apply finishes resources of the same kind, so one run shows all their
+//     conflicts, and doesn't start the next kind.
+//   - Apply repeats a request without a reply up to five times. It does the same with a quorum
+//     queue that a busy broker couldn't start in time. It stops when none of the requests gets a
+//     reply, when a permission is missing, and when ctx is done.
 func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	p := t.plan()
 	if err := errors.Join(checkRequester(r), p.err()); err != nil {
+		return Report{}, err
+	}
+	if err := p.tooNew(r); err != nil {
 		return Report{}, err
 	}
 	if report, err := p.refusals(ctx, r); err != nil {
@@ -55,8 +66,32 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	return run(ctx, phases)
 }
 
-// refusals inspects the queues before anything is declared, so that a refusal leaves
-// nothing behind. What can't be inspected is left to the requests that declare it.
+// tooNew returns what the broker is known to be too old for, and would ignore.
+func (p plan) tooNew(r Requester) error {
+	v, ok := r.(interface{ BrokerVersion() string })
+	if !ok {
+		return nil
+	}
+	var major, minor int
+	version := v.BrokerVersion()
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n != 2 {
+		return nil
+	}
+	var errs []error
+	for _, d := range p.queues {
+		args, _ := d.Body["arguments"].(map[string]any)
+		for _, key := range values.SortedKeys(args) {
+			if a := queuearg.Known[key]; a.Required && major == 4 && minor < a.Since {
+				errs = append(errs, argument.At(names.Label("QuorumQueue", d.Resource.Name).Field(typedQueueArguments[queuearg.Quorum][key]), argument.CodeUnsupported, args[key],
+					fmt.Sprintf("needs RabbitMQ 4.%d or later, and the broker is %s, which would ignore it", a.Since, version), "leave it out, or upgrade the broker"))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// refusals inspects the queues before anything is declared, so that a refusal leaves nothing
+// behind. Queues that can't be inspected are left to the requests that declare them.
 func (p plan) refusals(ctx context.Context, r Requester) (Report, error) {
 	all := slices.Concat(p.exchanges, p.queues, p.bindings)
 	if len(all) < 2 {
@@ -97,8 +132,8 @@ func (p plan) refusals(ctx context.Context, r Requester) (Report, error) {
 	return refusalsOf(ctx, r, all, known, missing)
 }
 
-// refusalsOf sends the declarations of queues that exist in another form: the broker
-// refuses each, and says why.
+// refusalsOf sends the declarations of queues that exist with other settings: the broker refuses
+// each, and explains why.
 func refusalsOf(ctx context.Context, r Requester, all []Declaration, known map[string]map[string]any, missing map[string]bool) (Report, error) {
 	var report Report
 	var errs []error
@@ -138,9 +173,9 @@ func (d Declaration) send(ctx context.Context, r Requester) (string, error) {
 	return stepExisted, nil
 }
 
-// sendAgain is send after a request that got no reply. It looks first: somebody
-// else may just be creating the queue, which on 4.0 ends the session of whoever
-// declares it at the same time.
+// sendAgain is send after a request without a reply. It inspects the queue first: another client
+// may just be creating it, and on 4.0 that ends the session of every client that declares it at
+// the same time.
 func (d Declaration) sendAgain(ctx context.Context, r Requester) (string, error) {
 	if d.Resource.Kind == kindQueue {
 		if info, err := Inspect(ctx, r, d.Resource.Name); err == nil && len(conflicts(d.Body, queueBody(info))) == 0 {
@@ -181,9 +216,8 @@ type step struct {
 	again func(context.Context) (string, error)
 }
 
-// run does the phases one after the other, and the steps of a phase at the same
-// time, at most attempt.InFlight of them. It returns when nothing is under way any
-// more.
+// run does the phases one after the other, and the steps of a phase at the same time, at most
+// attempt.InFlight of them. It returns when no step is in flight any more.
 func run(ctx context.Context, phases [][]step) (Report, error) {
 	var report Report
 	for _, steps := range phases {
@@ -206,14 +240,13 @@ func run(ctx context.Context, phases [][]step) (Report, error) {
 	return report, nil
 }
 
-// runPhase does the steps at the same time, and then once more, one at a time,
-// those that got no reply, and the queues that a busy broker couldn't start.
+// runPhase does the steps at the same time, and then once more, one at a time, those without a
+// reply, and the queues that a busy broker couldn't start.
 //
-// One request can end the session for all that are under way: one that isn't
-// permitted does, on every version, and on 4.0 so does declaring a queue while
-// another session is creating the same one. Every step is safe to repeat, so
-// the innocent ones are, and one at a time shows which one is to blame. The index
-// of one that never succeeds is returned, or -1.
+// One request can end the session for all that are in flight: one that isn't permitted does, on
+// every version, and on 4.0 so does declaring a queue while another session is creating the same
+// one. Every step is safe to repeat, so the innocent ones are repeated, and one at a time shows
+// which one is to blame. The index of one that never succeeds is returned, or -1.
 func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 	open := func(s Step) bool { return s.Result == stepUnknown || isUnformed(s.Err) }
 	if runParallel(ctx, steps, results) && !slices.ContainsFunc(results, open) {
@@ -221,7 +254,7 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 	}
 	forbidden := false
 	for i := range steps {
-		// After a missing permission only those go on whose session it may have ended.
+		// After a missing permission, continue only with those whose session it may have ended.
 		if !open(results[i]) && (results[i].Result != stepNotTried || forbidden) {
 			continue
 		}
@@ -251,9 +284,8 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 	return -1
 }
 
-// runParallel reports whether every step that was tried got a reply; it stops
-// starting new ones at the first that didn't. Each worker writes to slots of
-// its own, so they need no lock.
+// runParallel reports whether every step that was tried got a reply; it stops starting new ones
+// at the first that didn't. Each worker writes to its own slots, so they need no lock.
 func runParallel(ctx context.Context, steps []step, results []Step) bool {
 	var next atomic.Int64
 	var lost atomic.Bool
@@ -276,8 +308,8 @@ func runParallel(ctx context.Context, steps []step, results []Step) bool {
 	return !lost.Load()
 }
 
-// failures are the errors of steps. When one step is to blame for lost sessions,
-// the others that have no reply are left to the Report.
+// failures are the errors of steps. When one step is to blame for lost sessions, the others
+// without a reply are only in the Report.
 func failures(steps []Step, blamed int) []error {
 	var errs []error
 	for i, s := range steps {
@@ -288,7 +320,7 @@ func failures(steps []Step, blamed int) []error {
 	return errs
 }
 
-// stopped is the error of a run that ended between two requests.
+// stopped is the error of a run that stopped between two requests.
 func stopped(ctx context.Context) error {
 	return errors.Join(errStopped, ctx.Err(), cause(ctx))
 }

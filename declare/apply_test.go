@@ -204,7 +204,7 @@ func TestApplyConflictLetsItsKindFinish(t *testing.T) {
 	assert.Equal(t, declare.Resource{Kind: "queue", Name: "orders"}, e.Resource)
 	assert.Equal(t, 409, e.Status)
 	assert.Equal(t, &declare.Conflict{Argument: "x-message-ttl", Wanted: declare.Setting{Value: "2000", Set: true}, Found: declare.Setting{Value: "1000", Set: true}}, e.Conflict)
-	assert.EqualError(t, e, `hopback: declare queue "orders": it exists with different settings: x-message-ttl: the broker has "1000", declared is "2000" (status 409); ways out: declare it as it exists; or declare it under a new name and move the messages, as package declare/migrate does; or delete it once it is empty and unused, and run this again`)
+	assert.EqualError(t, e, `hopback: declare queue "orders": it exists with different settings: x-message-ttl: the broker has "1000", declared is "2000" (status 409); remedies: declare it as it exists; or declare it under a new name and move the messages, as package declare/migrate does; or delete it once it is empty and unused, and run this again`)
 	assert.Equal(t, []string{"declared", "declared", "refused", "created", "not tried", "not tried"}, outcomes(report))
 	assert.Contains(t, report.String(), "refused   queue \"orders\": hopback: declare")
 	assert.Contains(t, report.String(), "not tried binding")
@@ -297,7 +297,7 @@ func TestApplyFindsTheOneThatKillsTheSession(t *testing.T) {
 		if s.method == "GET" && puts.Load() == 0 {
 			return 404, "queue not found", nil, true
 		}
-		// The first sixteen are under way at once, and die together.
+		// The first sixteen are in flight at once, and fail together.
 		n := puts.Add(1)
 		if n == 16 {
 			close(full)
@@ -444,7 +444,7 @@ func TestApplyBoundsWhatIsInFlight(t *testing.T) {
 	f := &fakeBroker{intercept: func(context.Context, int, sent) (int, any, error, bool) {
 		mu.Lock()
 		if waiting++; waiting == 16 {
-			close(full) // sixteen are under way at once: only then go on
+			close(full) // sixteen are in flight at once: only then continue
 		}
 		mu.Unlock()
 		<-full

@@ -22,7 +22,7 @@ const maxArgumentDepth = 8
 // valueRemedy is the answer to a value of the wrong type. Maps aren't in it on
 // purpose: nothing in RabbitMQ reads one, and the broker doesn't sort what is
 // within, so that the same binding declared twice would be two bindings.
-const valueRemedy = "use a string, a bool, an integer, a float or a list of these"
+const valueRemedy = "use a string, a bool, an integer, a float, or a list of these"
 
 // normal returns v in the one form in which it is sent and compared: string,
 // bool, int64, float64, nil or []any of these. It copies lists, so that what is
@@ -40,7 +40,7 @@ func normal(at argument.Path, v any, depth int) (any, error) {
 		}
 		return v, nil
 	case []byte:
-		return nil, bad(argument.CodeWrongType, "is binary", "give a string")
+		return nil, bad(argument.CodeWrongType, "is binary", "use a string")
 	}
 	rv := reflect.ValueOf(v)
 	switch rv.Kind() {
@@ -79,8 +79,8 @@ func normal(at argument.Path, v any, depth int) (any, error) {
 	return nil, bad(argument.CodeWrongType, fmt.Sprintf("is a %T", v), valueRemedy)
 }
 
-// addNormal puts args, normalised, into into, and reports every key or value
-// that can't be sent. refuse may add a rule of its own for a key.
+// addNormal puts args, normalized, into into, and reports every key or value that can't be sent.
+// refuse may add a rule for a key.
 func addNormal(into map[string]any, at argument.Path, args map[string]any, refuse func(at argument.Path, key string, v any) error) []error {
 	var errs []error
 	for _, key := range values.SortedKeys(args) {
@@ -104,7 +104,7 @@ func addNormal(into map[string]any, at argument.Path, args map[string]any, refus
 func checkArgumentKey(at argument.Path, key string) error {
 	switch {
 	case key == "":
-		return argument.At(at, argument.CodeMissing, nil, "has an empty key", "name the argument")
+		return argument.At(at, argument.CodeMissing, nil, "has an empty key", "use the name of the argument")
 	case len(key) > maxArgumentKey:
 		return argument.At(at, argument.CodeTooLong, nil, fmt.Sprintf("has a key that is %d bytes long", len(key)), fmt.Sprintf("use at most %d bytes", maxArgumentKey))
 	case !utf8.ValidString(key):
@@ -113,9 +113,8 @@ func checkArgumentKey(at argument.Path, key string) error {
 	return nil
 }
 
-// typedQueueArguments are the arguments that have a field of their own, which
-// checks them: the broker accepts many an ill-typed one in silence and means
-// something else by it.
+// typedQueueArguments are the arguments that have a field, which checks them: the broker silently
+// accepts many of them with a wrong type and treats them as something else.
 var typedQueueArguments = map[string]map[string]string{
 	queuearg.Quorum: {
 		"x-delivery-limit":                "DeliveryLimit",
@@ -130,6 +129,7 @@ var typedQueueArguments = map[string]map[string]string{
 		"x-single-active-consumer":        "SingleActiveConsumer",
 		"x-quorum-initial-group-size":     "InitialGroupSize",
 		"x-quorum-target-group-size":      "TargetGroupSize",
+		"x-member-placement-tag":          "PlacementTag",
 		"x-queue-leader-locator":          "LeaderLocator",
 		"x-consumer-timeout":              "ConsumerTimeout",
 		"x-consumer-disconnected-timeout": "ConsumerDisconnectedTimeout",
@@ -160,17 +160,17 @@ var typedQueueArguments = map[string]map[string]string{
 	},
 }
 
-// refuseQueueArgument refuses what has a field, what can do nothing, and what the
-// broker would misread.
+// refuseQueueArgument refuses what has a field, what has no effect, and what the broker would
+// misread.
 func refuseQueueArgument(queueType string, queue, at argument.Path, key string, v any) error {
 	if key == "x-queue-type" {
-		return argument.At(at, argument.CodeReserved, v, "can't be an argument: the type of the queue sets it", "use QuorumQueue, ClassicQueue, Stream or RawQueue")
+		return argument.At(at, argument.CodeReserved, v, "can't be an argument: the type of the queue sets it", "use QuorumQueue, ClassicQueue, Stream, or RawQueue")
 	}
 	if field, ok := typedQueueArguments[queueType][key]; ok {
 		return belongsIn(queue.Field(field), at, v)
 	}
 	if !strings.HasPrefix(key, "x-") {
-		return argument.At(at, argument.CodeMalformed, v, `doesn't begin with "x-", so the broker would ignore it`, "use the spelling of the broker's documentation")
+		return argument.At(at, argument.CodeMalformed, v, `doesn't start with "x-", so the broker would ignore it`, "use the spelling of the broker's documentation")
 	}
 	if _, known := queuearg.Known[key]; !known {
 		return nil // it may be a plugin's, or a later broker's
@@ -181,7 +181,7 @@ func refuseQueueArgument(queueType string, queue, at argument.Path, key string, 
 	return nil
 }
 
-// belongsIn refuses an argument that has a field of its own.
+// belongsIn refuses an argument that has a field.
 func belongsIn(field, at argument.Path, v any) error {
 	return argument.At(at, argument.CodeConflict, v, "can't be set here: it belongs in", "set that instead").And(field)
 }

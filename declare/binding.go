@@ -10,51 +10,50 @@ import (
 	"github.com/hopback/hopback/declare/internal/names"
 )
 
-// Match is how a headers exchange compares a binding's Headers with a message.
+// Match is how a headers exchange compares the headers of a [Binding] with a message.
 type Match string
 
 const (
-	// MatchAll needs every header to match. The broker ignores headers whose name
-	// begins with "x-".
+	// MatchAll requires every header to match. The broker ignores headers whose name starts with
+	// "x-". It is the default.
 	MatchAll Match = "all"
-	// MatchAny needs one header to match. The broker ignores headers whose name begins
-	// with "x-".
+	// MatchAny requires one header to match. The broker ignores headers whose name starts with
+	// "x-".
 	MatchAny Match = "any"
-	// MatchAllWithX is All, "x-" headers included: a message's annotations.
+	// MatchAllWithX is like MatchAll, but includes "x-" headers: a message's annotations.
 	MatchAllWithX Match = "all-with-x"
-	// MatchAnyWithX is Any, "x-" headers included.
+	// MatchAnyWithX is like MatchAny, but includes "x-" headers.
 	MatchAnyWithX Match = "any-with-x"
 )
 
-// Binding routes messages from an exchange to a queue or to another exchange. Two
-// bindings are the same if all their fields are equal.
+// Binding routes messages from an exchange to a queue or to another exchange. Two bindings are
+// the same if all their fields are equal.
 type Binding struct {
-	// Source is the name of the exchange. It can't be the default exchange, which
-	// routes to every queue by the queue's name.
+	// Source is the name of the exchange. It can't be the default exchange, which routes to every
+	// queue by the queue's name. Required.
 	Source string `json:"source"`
 
-	// Queue or Exchange is the name of the destination. Exactly one of them is set.
+	// Queue or Exchange is the name of the destination. Set exactly one of them.
 	Queue    string `json:"queue,omitempty"`
 	Exchange string `json:"exchange,omitempty"`
 
-	// Key is the routing key for a direct exchange, and a pattern for a topic
-	// exchange. Fanout and headers exchanges ignore it.
+	// Key is the routing key for a direct exchange, and a pattern for a topic exchange. Fanout
+	// and headers exchanges ignore it.
 	Key string `json:"key"`
 
-	// Match and Headers are for a headers exchange. An empty Match with Headers is [All].
-	// All without Headers matches every message. A header with the value nil matches every
-	// message that has the header. Integers match integers of any width; a number doesn't
-	// match its text.
+	// Match and Headers are for a headers exchange. An empty Match with Headers means [MatchAll].
+	// MatchAll without Headers matches every message. A header with the value nil matches every
+	// message that has the header. Integers match integers of any width; a number doesn't match
+	// its text.
 	Match   Match          `json:"match,omitempty"`
 	Headers map[string]any `json:"headers,omitempty"`
 
 	// Arguments are further arguments of the binding. Values are strings, bools, integers,
-	// floats or lists of these. Headers and Arguments are neither changed nor kept.
+	// floats, or lists of these. Headers and Arguments are neither changed nor kept.
 	Arguments map[string]any `json:"arguments,omitempty"`
 }
 
-// Validate reports everything that is wrong with b, joined; each part is an
-// *[argument.Error].
+// Validate returns all errors in b, joined; each one is an *[argument.Error].
 func (b Binding) Validate() error {
 	_, errs := b.declaration()
 	return errors.Join(errs...)
@@ -62,7 +61,7 @@ func (b Binding) Validate() error {
 
 func (b Binding) path() argument.Path { return argument.Root("Binding(" + b.describe() + ")") }
 
-// describe says which binding it is, on one line.
+// describe returns the binding on one line.
 func (b Binding) describe() string {
 	const limit = 64
 	dest := fmt.Sprintf("queue %.*q", limit, b.Queue)
@@ -97,15 +96,15 @@ func (b Binding) declaration() (map[string]any, []error) {
 // ends checks what names a binding: source, destination and key.
 func (b Binding) ends(c *collector) {
 	if b.Source == "" {
-		c.bad("Source", argument.CodeMissing, nil, "is the default exchange, which can't have bindings", "name an exchange; the default exchange delivers to every queue by name without a binding")
+		c.bad("Source", argument.CodeMissing, nil, "is the default exchange, which can't have bindings", "set the name of an exchange; the default exchange routes to every queue by name without a binding")
 	} else {
 		c.fail(names.Check(c.at.Field("Source"), b.Source))
 	}
 	switch {
 	case b.Queue == "" && b.Exchange == "":
-		c.bad("Queue", argument.CodeMissing, nil, "is empty, and so is", "name the destination queue or exchange").And(c.path("Exchange"))
+		c.bad("Queue", argument.CodeMissing, nil, "is empty, and so is", "set the name of the destination queue or exchange").And(c.path("Exchange"))
 	case b.Queue != "" && b.Exchange != "":
-		c.bad("Queue", argument.CodeConflict, b.Queue, "is set, and so is", "name one of them; two destinations need two bindings").And(c.path("Exchange"))
+		c.bad("Queue", argument.CodeConflict, b.Queue, "is set, and so is", "set one of them; two destinations need two bindings").And(c.path("Exchange"))
 	case b.Queue != "":
 		c.fail(names.Check(c.at.Field("Queue"), b.Queue))
 	default:
@@ -125,13 +124,13 @@ func (b Binding) arguments(at argument.Path) (map[string]any, []error) {
 	case "":
 	case MatchAny, MatchAnyWithX:
 		if len(b.Headers) == 0 {
-			c.bad("Headers", argument.CodeMissing, nil, "is empty, and "+string(match)+" of nothing matches no message", "give a header, or use declare.MatchAll to match every message")
+			c.bad("Headers", argument.CodeMissing, nil, "is empty, and "+string(match)+" without headers matches no message", "add a header, or use declare.MatchAll to match every message")
 		}
 		fallthrough
 	case MatchAll, MatchAllWithX:
 		c.args["x-match"] = string(match)
 	default:
-		c.bad("Match", argument.CodeUnknown, string(match), "is unknown", "use declare.MatchAll, declare.MatchAny, declare.MatchAllWithX or declare.MatchAnyWithX")
+		c.bad("Match", argument.CodeUnknown, string(match), "is unknown", "use declare.MatchAll, declare.MatchAny, declare.MatchAllWithX, or declare.MatchAnyWithX")
 	}
 	withX := match == MatchAllWithX || match == MatchAnyWithX
 	c.errs = append(c.errs, addNormal(c.args, at.Field("Headers"), b.Headers, func(at argument.Path, key string, v any) error {
@@ -139,7 +138,7 @@ func (b Binding) arguments(at argument.Path) (map[string]any, []error) {
 		case key == "x-match":
 			return belongsIn(c.path("Match"), at, v)
 		case !withX && strings.HasPrefix(key, "x-"):
-			return argument.At(at, argument.CodeConflict, v, fmt.Sprintf("begins with \"x-\", and the broker ignores such headers with %s", match), "use declare.MatchAllWithX or declare.MatchAnyWithX")
+			return argument.At(at, argument.CodeConflict, v, fmt.Sprintf("starts with \"x-\", and the broker ignores such headers with %s", match), "use declare.MatchAllWithX or declare.MatchAnyWithX")
 		}
 		return nil
 	})...)
@@ -155,8 +154,8 @@ func (b Binding) arguments(at argument.Path) (map[string]any, []error) {
 	return c.args, c.errs
 }
 
-// listPath asks for the bindings with b's source, destination and key, whatever
-// their arguments. The broker has no wider question: all three are required.
+// listPath asks for the bindings with b's source, destination, and key, with any arguments. The
+// broker has no wider question: all three are required.
 func (b Binding) listPath() string {
 	dest := "&dste=" + address.Escape(b.Exchange)
 	if b.Queue != "" {

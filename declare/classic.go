@@ -11,65 +11,63 @@ import (
 )
 
 // OverflowRejectPublishDLX refuses new messages and dead-letters them. Only classic queues
-// have it.
+// support it.
 const OverflowRejectPublishDLX Overflow = "reject-publish-dlx"
 
-// ClassicQueue is a queue on one node. It is unavailable while that node is down,
-// and lost with it. It dead-letters at most once: a dead message is lost if its
-// target is missing or full. Use it for messages that may be lost, and for
-// priorities; use [QuorumQueue] for everything else.
+// ClassicQueue is a queue on one node. It is unavailable while that node is down, and lost with
+// it. It dead-letters at most once: a dead letter is lost if its target is missing or full. Use
+// it for messages that may be lost, and for priorities. Use [QuorumQueue] for everything else.
 //
-// Name and DeadLetter are required. The zero value of every other field means the
-// broker's default, which a policy may set.
+// Name and DeadLetter are required. The zero value of every other field means the broker's
+// default, which a policy may set.
 type ClassicQueue struct {
-	// Name of the queue, as that of a QuorumQueue.
+	// Name is the name of the queue, with the rules of [QuorumQueue.Name]. Required.
 	Name string
 
-	// DeadLetter is where rejected, expired and overflowing messages go. It is
-	// required; [Drop] lets the broker drop them. Its AtMostOnce
-	// must be set: a classic queue can do no more.
+	// DeadLetter is where rejected, expired, and overflowing messages go. [Drop] lets the broker
+	// drop them. Its AtMostOnce must be set, since a classic queue supports nothing else.
+	// Required.
 	DeadLetter DeadLetterTarget
 
-	// MessageTTL, Expires, MaxLength and MaxLengthBytes are as in a QuorumQueue.
+	// MessageTTL, Expires, MaxLength, and MaxLengthBytes are the same as in a [QuorumQueue].
 	MessageTTL                time.Duration
 	Expires                   time.Duration
 	MaxLength, MaxLengthBytes int64
 
-	// Overflow is what a full queue does: OverflowDropHead (the default), OverflowRejectPublish or
-	// OverflowRejectPublishDLX.
+	// Overflow is what a full queue does: OverflowDropHead, OverflowRejectPublish, or
+	// OverflowRejectPublishDLX. Default: OverflowDropHead.
 	Overflow Overflow
 
-	// MaxPriority is the highest priority, 1 to 255; RabbitMQ recommends at most
-	// 10. Zero means no priorities.
+	// MaxPriority is the highest priority, 1 to 255; RabbitMQ recommends at most 10. Default: 0,
+	// no priorities.
 	MaxPriority int
 
-	// SingleActiveConsumer delivers to one consumer at a time.
+	// SingleActiveConsumer delivers to one consumer at a time. Default: false.
 	SingleActiveConsumer bool
 
-	// LeaderLocator chooses the node that holds the queue.
+	// LeaderLocator chooses the node that holds the queue. Default: the broker's.
 	LeaderLocator LeaderLocator
 
-	// Version is the version of the storage, 1 or 2. Zero means the default, 2.
+	// Version is the version of the storage, 1 or 2. Default: 0, which means 2.
 	Version int
 
-	// AutoDelete deletes the queue, with its messages, when its last consumer
-	// leaves.
+	// AutoDelete deletes the queue, with its messages, when its last consumer leaves. Default:
+	// false.
 	AutoDelete bool
-	// Transient queues are lost when the broker restarts. RabbitMQ has deprecated
-	// those that aren't exclusive, and may refuse them.
+	// Transient makes a queue that is lost when the broker restarts. RabbitMQ has deprecated
+	// transient queues that aren't exclusive, and may refuse them. Default: false.
 	Transient bool
 
-	// Arguments are further ones, as in a QuorumQueue.
+	// Arguments are further arguments, with the rules of [QuorumQueue.Arguments].
 	Arguments map[string]any
 }
 
 var _ Queue = ClassicQueue{}
 
-// Address is where messages for the queue are sent and received.
+// Address returns the address for publishing to the queue and consuming from it.
 func (q ClassicQueue) Address() address.Address { return address.Queue(q.Name) }
 
-// Validate reports everything that is wrong with q, joined; each part is an
-// *[argument.Error].
+// Validate returns all errors in q, joined; each one is an *[argument.Error].
 func (q ClassicQueue) Validate() error {
 	_, errs := q.declaration()
 	return errors.Join(errs...)
@@ -101,7 +99,7 @@ func (q ClassicQueue) declaration() (map[string]any, []error) {
 	case OverflowDropHead, OverflowRejectPublish, OverflowRejectPublishDLX:
 		c.args["x-overflow"] = string(q.Overflow)
 	default:
-		c.bad("Overflow", argument.CodeUnknown, string(q.Overflow), "isn't an overflow of a classic queue", "use declare.OverflowDropHead, declare.OverflowRejectPublish or declare.OverflowRejectPublishDLX")
+		c.bad("Overflow", argument.CodeUnknown, string(q.Overflow), "isn't an overflow behavior of a classic queue", "use declare.OverflowDropHead, declare.OverflowRejectPublish, or declare.OverflowRejectPublishDLX")
 	}
 	if q.SingleActiveConsumer {
 		c.args["x-single-active-consumer"] = true

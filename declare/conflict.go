@@ -7,33 +7,32 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Conflict is one difference between a declaration and what exists.
+// Conflict is one difference between a declaration and an existing resource.
 type Conflict struct {
-	// Argument is the name of the setting, such as "x-message-ttl", "type" or "durable".
+	// Argument is the name of the setting, such as "x-message-ttl", "type", or "durable".
 	Argument string `json:"argument"`
-	// Wanted is the declared setting, Found the existing one.
+	// Wanted is the declared setting, and Found the existing one.
 	Wanted Setting `json:"wanted"`
 	Found  Setting `json:"found"`
 }
 
-// String is the conflict on one line.
+// String returns the conflict on one line.
 func (c Conflict) String() string {
 	return fmt.Sprintf("%s: the broker has %s, declared is %s", c.Argument, c.Found, c.Wanted)
 }
 
 // Setting is the value of an argument or of a field such as "durable".
 type Setting struct {
-	// Value is the value as text, such as "1000"; empty when not Set.
+	// Value is the value as text, such as "1000". It is empty if Set is false.
 	Value string `json:"value"`
-	// Type is the type of the value, such as "integer" or "string". Where only the broker's
-	// error text names it, it is the broker's own word, such as "long" or "longstr". It may
-	// be empty.
+	// Type is the type of the value, such as "integer" or "string". If only the broker's error
+	// text names it, it is the broker's word, such as "long" or "longstr". It may be empty.
 	Type string `json:"type,omitempty"`
-	// Set reports whether there is a value at all.
+	// Set reports whether there is a value.
 	Set bool `json:"set"`
 }
 
-// String is the value, quoted and cut to 1,000 bytes, or "none".
+// String returns the value, quoted and cut to 1,000 bytes, or "none".
 func (s Setting) String() string {
 	if !s.Set {
 		return "none"
@@ -74,6 +73,9 @@ func parseConflict(text string) (Conflict, bool) {
 			wanted, ok1 := parseSetting(rest[:at])
 			found, ok2 := parseSetting(rest[at+len(current):])
 			if ok1 && ok2 {
+				if arg == "type" {
+					wanted, found = wanted.plain(), found.plain()
+				}
 				return Conflict{Argument: arg, Wanted: wanted, Found: found}, true
 			}
 			at += len(current)
@@ -105,6 +107,14 @@ func parseSetting(s string) (Setting, bool) {
 	v, ok1 := quoted(s[:i])
 	t, ok2 := quoted(s[i+len(" of type "):])
 	return Setting{Value: v, Type: t, Set: true}, ok1 && ok2
+}
+
+// plain is an exchange type without the quotes in which Erlang prints one that has a dash.
+func (s Setting) plain() Setting {
+	if v, ok := quoted(s.Value); ok {
+		s.Value = v
+	}
+	return s
 }
 
 func quoted(s string) (string, bool) {

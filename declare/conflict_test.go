@@ -23,6 +23,7 @@ func TestParseConflict(t *testing.T) {
 		"inequivalent arg 'x-dead-letter-exchange'" + tail + "received the value 'it's 'x'' of type 'longstr' but current is none":                  {"x-dead-letter-exchange", typed("it's 'x'", "longstr"), Setting{}},
 		"inequivalent arg 'auto_delete'" + tail + "received 'true' but current is 'false'":                                                          {"auto_delete", value("true"), value("false")},
 		"inequivalent arg 'type' for exchange 'decl-x' in vhost '/': received 'topic' but current is 'headers'":                                     {"type", value("topic"), value("headers")},
+		"inequivalent arg 'type' for exchange 'decl-x' in vhost '/': received ''x-modulus-hash'' but current is 'direct'":                           {"type", value("x-modulus-hash"), value("direct")},
 		"inequivalent arg 'x-a' for queue 'q': received none but current is none' in vhost '/': received '1' but current is '2'":                    {"x-a", value("1"), value("2")},
 		"inequivalent arg 'x-dead-letter-exchange'" + tail + "received 'it's ' but current is none' but current is 'dlx'":                           {"x-dead-letter-exchange", value("it's ' but current is none"), value("dlx")},
 		"inequivalent arg 'x-a'" + tail + "received the value 'a of type b' of type 'longstr' but current is none":                                  {"x-a", typed("a of type b", "longstr"), Setting{}},

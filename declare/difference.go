@@ -10,8 +10,7 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// conflictDetails completes a refusal with all that differs: the broker's text
-// has only the first.
+// conflictDetails completes a refusal with all differences: the broker's text has only the first.
 func conflictDetails(ctx context.Context, r Requester, d Declaration, e *Error) {
 	if e.Reason != ErrConflict {
 		return
@@ -28,8 +27,8 @@ func conflictDetails(ctx context.Context, r Requester, d Declaration, e *Error) 
 	e.Remedies = remedies(d.Resource.Kind, e.Differences)
 }
 
-// unlike finds what differs in a queue of which the broker says that it exists:
-// it doesn't compare every argument.
+// unlike finds the differences in a queue that the broker reports as existing: the broker doesn't
+// compare every argument.
 func (d Declaration) unlike(status int, reply any) error {
 	info, missing := parseQueueInfo(reply)
 	if missing != "" {
@@ -54,8 +53,8 @@ func queueBody(q QueueInfo) map[string]any {
 	return map[string]any{"durable": q.Durable, "exclusive": q.Exclusive, "auto_delete": q.AutoDelete, "arguments": q.Arguments}
 }
 
-// conflicts compares a Declaration with what is there, field by field and then
-// argument by argument.
+// conflicts compares a Declaration with an existing resource, field by field and then argument by
+// argument.
 func conflicts(want, have map[string]any) []Conflict {
 	wantArgs, _ := want["arguments"].(map[string]any)
 	haveArgs, _ := have["arguments"].(map[string]any)
@@ -112,7 +111,7 @@ func remedies(kind string, differences []Conflict) []string {
 		}
 	}
 	if len(byPolicy) > 0 {
-		ways = append(ways, "set "+strings.Join(byPolicy, ", ")+" by a policy, which can change a live queue, and leave it out of the declaration")
+		ways = append(ways, "set "+strings.Join(byPolicy, ", ")+" with a policy, which can change a live queue, and remove it from the declaration")
 	}
 	return append(ways,
 		"declare it as it exists",

@@ -15,53 +15,53 @@ var (
 	// ErrConflict means that the exchange or queue exists with different settings.
 	// Error.Differences lists them.
 	ErrConflict = errors.New("it exists with different settings")
-	// ErrInUse means that a queue has messages or consumers, or that something else
-	// needs the resource. See [DeleteIdle].
+	// ErrInUse means that a queue has messages or consumers, or that something else needs the
+	// resource. [DeleteIdle] returns it.
 	ErrInUse = errors.New("in use")
 	// ErrNotFound means that the queue, or an end of the binding, doesn't exist. It is the same
 	// error as client.ErrNotFound.
 	ErrNotFound = condition.ErrNotFound
-	// ErrForbidden means that the name is reserved, or that a limit is reached. A
-	// missing permission is ErrNoReply: RabbitMQ ends the session. The Report of Apply
-	// or Delete has it as "refused".
+	// ErrForbidden means that the name is reserved, or that a limit is reached. For a missing
+	// permission the reason is [ErrNoReply], because RabbitMQ closes the session, and the Report
+	// of [Apply] or [Delete] says "refused".
 	ErrForbidden = errors.New("forbidden")
 	// ErrInvalid means that the broker doesn't accept the declaration.
 	ErrInvalid = errors.New("invalid")
-	// ErrUnavailable means that the broker can't carry out the request now. Try again
-	// later.
+	// ErrUnavailable means that the broker can't carry out the request now. Try again later.
 	ErrUnavailable = errors.New("unavailable")
-	// ErrNoReply means that no reply came. The broker may or may not have carried the
-	// request out. Error.Err is the Requester's error.
+	// ErrNoReply means that no reply came. The broker may or may not have carried out the
+	// request. [Error.Err] is the Requester's error.
 	ErrNoReply = errors.New("no reply")
-	// ErrBadReply means that the reply can't be understood.
-	ErrBadReply = errors.New("reply not understood")
+	// ErrBadReply means that the reply can't be parsed.
+	ErrBadReply = errors.New("the reply can't be parsed")
 )
 
-// Error says that the broker refused a request or didn't answer. errors.Is matches
-// its Reason and its Err.
+// Error reports that the broker refused a request or didn't answer. errors.Is matches its Reason
+// and its Err.
 //
-// Bad input is an *[argument.Error] instead, returned before anything is sent.
+// Invalid input is an *[argument.Error] instead, which is returned before anything is sent.
 type Error struct {
-	// Op is the operation: "declare", "delete", "purge", "inspect" or "list".
+	// Op is the operation: "declare", "delete", "purge", "inspect", or "list".
 	Op string
-	// Resource is the exchange, queue or binding of the operation.
+	// Resource is the exchange, queue, or binding of the operation.
 	Resource Resource
-	// Method and Path of the request.
+	// Method and Path are those of the request.
 	Method, Path string
-	// Status is that of the reply; 0 if none came.
+	// Status is the status of the reply. It is 0 if none came.
 	Status int
 	// Text is the broker's explanation, cut to 1,000 bytes.
 	Text string
-	// Reason is one of this package's sentinels.
+	// Reason is one of this package's sentinel errors.
 	Reason error
-	// Conflict is the first difference, for most ErrConflict; nil otherwise.
+	// Conflict is the first difference, for most ErrConflict errors. Otherwise it is nil.
 	Conflict *Conflict
-	// Differences has every argument that differs, and Remedies says what can be
-	// done, for an ErrConflict of [Apply].
+	// Differences lists every argument that differs, for an ErrConflict of [Apply].
 	Differences []Conflict
-	Remedies    []string
-	// Err is the cause: the Requester's error for ErrNoReply, what is wrong with
-	// the reply for ErrBadReply, and the reason for ErrInUse.
+	// Remedies lists what you can do, for an ErrConflict of [Apply], and for an exchange type that
+	// the broker doesn't have yet.
+	Remedies []string
+	// Err is the cause: the Requester's error for ErrNoReply, what is wrong with the reply for
+	// ErrBadReply, and the reason for ErrInUse.
 	Err error
 }
 
@@ -82,7 +82,7 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, ": %s", e.Conflict)
 	case e.Text != "":
 		// Quoted: the text may repeat a name with anything in it.
-		fmt.Fprintf(&b, ": the broker said %q", e.Text)
+		fmt.Fprintf(&b, ": the broker replied %q", e.Text)
 	}
 	if e.Status != 0 {
 		fmt.Fprintf(&b, " (status %d)", e.Status)
@@ -91,7 +91,7 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, ": %v", e.Err)
 	}
 	if len(e.Remedies) > 0 {
-		fmt.Fprintf(&b, "; ways out: %s", strings.Join(e.Remedies, "; or "))
+		fmt.Fprintf(&b, "; remedies: %s", strings.Join(e.Remedies, "; or "))
 	}
 	return b.String()
 }
@@ -104,9 +104,9 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Reason, e.Err}
 }
 
-// SafeToRetry reports whether the same call can be repeated without doing anything
-// twice. That is false only for a purge without a reply: a second purge removes
-// what has arrived since.
+// SafeToRetry reports whether you can repeat the call without doing anything twice. It is false
+// only for a purge without a reply: a second purge would also remove messages that have arrived
+// since.
 func (e *Error) SafeToRetry() bool {
 	return e.Op != opPurge || e.Reason != ErrNoReply && e.Reason != ErrBadReply
 }
@@ -151,8 +151,14 @@ func refused(op string, resource Resource, method, path string, status int, repl
 			e.Conflict = &c
 		}
 	}
+	if e.Reason == ErrInvalid && text == "unknown exchange type '"+string(ExchangeModulusHash)+"'" {
+		e.Remedies = []string{remedyModulusHash}
+	}
 	return e
 }
+
+// remedyModulusHash is for brokers before RabbitMQ 4.3 (TestModulusHashRoutesAsComputed).
+const remedyModulusHash = "upgrade to RabbitMQ 4.3 or later, which has this exchange type"
 
 // reason goes by the status and, where RabbitMQ's statuses are too coarse, by
 // the text: 4.0 answers 400 where 4.3 answers 404 when a missing queue is

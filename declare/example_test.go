@@ -8,8 +8,8 @@ import (
 	"github.com/hopback/hopback/declare"
 )
 
-// A queue for orders, one in which a failed order waits for ten seconds, and
-// one for those that nobody could handle.
+// Declare a queue for orders, a delay queue in which a failed order waits for ten seconds, and a
+// dead-letter queue.
 func Example() {
 	topology := declare.Topology{
 		Exchanges: []declare.Exchange{
@@ -26,7 +26,7 @@ func Example() {
 			{Source: "requeue", Queue: "orders", Key: "*.*.orders"},
 		},
 	}
-	var management declare.Requester = &fakeBroker{} // a connection's, elsewhere
+	var management declare.Requester = &fakeBroker{} // in a service: conn.Management()
 	report, err := declare.Apply(context.Background(), management, topology)
 	fmt.Print(report)
 	fmt.Println(err)
@@ -41,11 +41,11 @@ func Example() {
 	// <nil>
 }
 
-// A queue must say where its dead go.
+// A queue must say where its dead letters go.
 func ExampleQuorumQueue_Validate() {
 	fmt.Println(declare.QuorumQueue{Name: "orders"}.Validate())
 	fmt.Println(declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop(), MessageTTL: 1500 * time.Microsecond}.Validate())
 	// Output:
-	// hopback: QuorumQueue("orders").DeadLetter isn't set, so the broker would silently drop messages that are rejected, expire or exceed a limit; name an exchange or a queue for them, or use declare.Drop()
+	// hopback: QuorumQueue("orders").DeadLetter isn't set, so the broker would silently drop messages that are rejected, expire, or exceed a limit; set an exchange or a queue for them, or use declare.Drop()
 	// hopback: QuorumQueue("orders").MessageTTL = "1.5ms" isn't a whole number of milliseconds, the broker's unit; round it with Round(time.Millisecond)
 }

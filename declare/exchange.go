@@ -7,52 +7,57 @@ import (
 	"github.com/hopback/hopback/declare/internal/names"
 )
 
-// ExchangeType is how an exchange routes. Types of plugins, such as
-// "x-consistent-hash", are written as they are.
+// ExchangeType is how an exchange routes. For an exchange type of a plugin, write its name, such
+// as "x-consistent-hash".
 type ExchangeType string
 
-// The types that every broker has.
+// The exchange types of RabbitMQ 4.
 const (
 	// ExchangeDirect routes to the bindings whose key is the message's routing key.
 	ExchangeDirect ExchangeType = "direct"
 	// ExchangeFanout routes to all bindings.
 	ExchangeFanout ExchangeType = "fanout"
-	// ExchangeTopic routes by patterns: words between dots, "*" for one, "#" for any
+	// ExchangeTopic routes by patterns of words between dots: "*" matches one word, "#" any
 	// number of them.
 	ExchangeTopic ExchangeType = "topic"
-	// ExchangeHeaders routes by application properties, see [Binding].
+	// ExchangeHeaders routes by application properties: see [Binding].
 	ExchangeHeaders ExchangeType = "headers"
+	// ExchangeModulusHash routes each message to one of its bindings, chosen by a hash of the
+	// routing key, so messages with equal keys reach the same queue. Binding keys don't matter,
+	// and a queue with two bindings gets twice its share. If a binding is added or removed, nearly
+	// every key moves to another queue. It needs RabbitMQ 4.3. Earlier brokers have it in the
+	// plugin rabbitmq_sharding, with another hash function, and refuse it otherwise: the error of
+	// [Apply] is [ErrInvalid].
+	ExchangeModulusHash ExchangeType = "x-modulus-hash"
 )
 
-// Exchange is an exchange to declare. It is always durable: a queue that survives
-// a restart of the broker gets nothing without its exchange.
+// Exchange is an exchange to declare. It is always durable, because a durable queue without its
+// exchange receives nothing after a restart of the broker.
 type Exchange struct {
-	// Name is 1 to 255 bytes of UTF-8 without line breaks. It can't begin with
-	// "amq.".
+	// Name is 1 to 255 bytes of UTF-8 without line breaks. It can't start with "amq.". Required.
 	Name string
 
-	// Type is how the exchange routes. Empty means [Direct].
+	// Type is how the exchange routes. Default: [ExchangeDirect].
 	Type ExchangeType
 
-	// AlternateExchange receives what no binding matches. Without it the publisher
-	// gets such messages back as released. It may be declared later.
+	// AlternateExchange is the exchange that receives messages that match no binding. Without it,
+	// the publisher gets the outcome released for such messages. You can declare it later.
+	// Default: none.
 	AlternateExchange string
 
-	// AutoDelete deletes the exchange when its last binding goes.
+	// AutoDelete deletes the exchange when its last binding is removed. Default: false.
 	AutoDelete bool
 
-	// Internal refuses publishers: only other exchanges may send to it.
+	// Internal refuses publishers: only other exchanges can send to it. Default: false.
 	Internal bool
 
-	// Arguments are for what has no field, such as those of a plugin's type.
-	// Values are strings, bools, integers, floats or lists of these. The map is
-	// neither changed nor kept. RabbitMQ compares only the alternate exchange when
-	// the exchange exists already.
+	// Arguments are for arguments without a field, such as those of a plugin's type. Values are
+	// strings, bools, integers, floats, or lists of these. The map is neither changed nor kept.
+	// If the exchange exists, RabbitMQ compares only the alternate exchange.
 	Arguments map[string]any
 }
 
-// Validate reports everything that is wrong with x, joined; each part is an
-// *[argument.Error].
+// Validate returns all errors in x, joined; each one is an *[argument.Error].
 func (x Exchange) Validate() error {
 	_, errs := x.declaration()
 	return errors.Join(errs...)

@@ -12,40 +12,39 @@ import (
 type QueueInfo struct {
 	Name  string `json:"name"`
 	VHost string `json:"vhost,omitempty"`
-	// Type is "quorum", "classic" or "stream".
+	// Type is "quorum", "classic", or "stream".
 	Type       string `json:"type"`
 	Durable    bool   `json:"durable"`
 	AutoDelete bool   `json:"auto_delete"`
 	Exclusive  bool   `json:"exclusive"`
-	// Leader is the node that leads the queue; empty while there is none. Replicas
-	// are the nodes that have a copy, up or down.
+	// Leader is the node that leads the queue. It is empty while there is none. Replicas are the
+	// nodes that have a copy, up or down.
 	Leader   string   `json:"leader,omitempty"`
 	Replicas []string `json:"replicas,omitempty"`
-	// Messages is the number of ready messages. It leaves out messages that
-	// consumers hold, that wait for at-least-once dead-lettering, and that are
-	// delayed (4.3).
+	// Messages is the number of ready messages. It doesn't include messages that consumers hold,
+	// that wait for at-least-once dead-lettering, or that are delayed (4.3).
 	Messages uint64 `json:"messages"`
 	// Consumers is the number of consumers.
 	Consumers uint64 `json:"consumers"`
-	// Arguments are the queue's arguments: strings, bools, int64, float64, nil and
+	// Arguments are the queue's arguments. Values are strings, bools, int64, float64, nil, and
 	// lists of these.
 	Arguments map[string]any `json:"arguments"`
 
-	// The following fields are set by audit.Read with the HTTP API only. Counts
-	// are some seconds old. Counted is false until they were first collected.
+	// Only audit.Read with the HTTP API sets the following fields. Counts are some seconds old.
+	// Counted is false until the broker has first collected them.
 	Counted bool `json:"counted,omitempty"`
-	// Online are the replicas that are up. State is "running" if all is well.
+	// Online lists the replicas that are up. State is "running" in normal operation.
 	Online []string `json:"online,omitempty"`
 	State  string   `json:"state,omitempty"`
-	// MessagesUnacknowledged are held by consumers. MessagesDeadLettering wait for
-	// at-least-once dead-lettering. MessagesDelayed wait for their time (4.3).
+	// MessagesUnacknowledged are delivered to consumers and not settled. MessagesDeadLettering
+	// wait for at-least-once dead-lettering. MessagesDelayed wait for their delivery time (4.3).
 	MessagesUnacknowledged uint64 `json:"messages_unacknowledged,omitempty"`
 	MessagesDeadLettering  uint64 `json:"messages_dead_lettering,omitempty"`
 	MessagesDelayed        uint64 `json:"messages_delayed,omitempty"`
 }
 
-// Inspect returns the state of a queue. A queue that doesn't exist is
-// [ErrMissing].
+// Inspect returns the state of a queue. If the queue doesn't exist, the error matches
+// [ErrNotFound].
 func Inspect(ctx context.Context, r Requester, queue string) (QueueInfo, error) {
 	if err := errors.Join(checkRequester(r), names.Check(queueName, queue)); err != nil {
 		return QueueInfo{}, err
@@ -62,9 +61,8 @@ func Inspect(ctx context.Context, r Requester, queue string) (QueueInfo, error) 
 	return info, nil
 }
 
-// parseQueueInfo reads a reply; missing names a field that every queue has and
-// that wasn't there. Fields that are only missing while a queue has no leader
-// may be.
+// parseQueueInfo reads a reply; missing is the name of a required field that the reply lacks.
+// Fields that are only missing while a queue has no leader aren't required.
 func parseQueueInfo(reply any) (info QueueInfo, missing string) {
 	m := replyMap(reply)
 	need := func(field string, ok bool) {
@@ -91,9 +89,9 @@ func parseQueueInfo(reply any) (info QueueInfo, missing string) {
 	return info, missing
 }
 
-// Bindings lists the bindings with of's Source, destination and Key. It ignores
-// of's Match, Headers and Arguments; the results differ only in those. AMQP has no
-// wider listing. The result is empty, without an error, if an end doesn't exist.
+// Bindings lists the bindings that have the same Source, destination, and Key as of, with any
+// Match, Headers, and Arguments. AMQP has no wider listing. If an end doesn't exist, the result is
+// empty, without an error.
 func Bindings(ctx context.Context, r Requester, of Binding) ([]Binding, error) {
 	c := &collector{at: of.path()}
 	of.ends(c)
@@ -111,13 +109,13 @@ func Bindings(ctx context.Context, r Requester, of Binding) ([]Binding, error) {
 	return bindings, nil
 }
 
-// foundBinding is what tells bindings with the same ends and key apart.
+// foundBinding is what distinguishes bindings with the same ends and key.
 type foundBinding struct {
 	arguments map[string]any
 	location  string
 }
 
-// binding splits the arguments into headers and others, as they are declared.
+// binding splits the arguments into headers and others, as in a declaration.
 func (f foundBinding) binding(of Binding) Binding {
 	b := Binding{Source: of.Source, Queue: of.Queue, Exchange: of.Exchange, Key: of.Key}
 	var match string
@@ -140,7 +138,7 @@ func listBindings(ctx context.Context, r Requester, op string, of Binding) ([]fo
 	for _, entry := range list {
 		m := replyMap(entry)
 		if m == nil {
-			return nil, badReply(op, resource, "GET", path, status, "an entry that is no binding")
+			return nil, badReply(op, resource, "GET", path, status, "an entry that isn't a binding")
 		}
 		location, _ := replyString(m["location"])
 		found = append(found, foundBinding{replyArguments(m["arguments"]), location})

@@ -36,7 +36,7 @@ func TestInspect(t *testing.T) {
 	require.NoError(t, err, "a queue may be without a leader")
 }
 
-// Whatever a broker, or what pretends to be one, sends: an error at most.
+// Any reply of a broker, or of an impostor, causes an error at most.
 func TestHostileReplies(t *testing.T) {
 	t.Parallel()
 	cyclic := map[string]any{}

@@ -9,31 +9,29 @@ import (
 	"github.com/hopback/hopback/declare/internal/queuearg"
 )
 
-// RawQueue is a queue with its arguments as they are sent. An import returns one
-// where [QuorumQueue], [ClassicQueue] and [Stream] can't express the same. Use it
-// for queue types of plugins. Prefer the others elsewhere: a RawQueue needs no
-// dead-letter target.
+// RawQueue is a queue with exactly the arguments that are sent. Use it for queue types of
+// plugins. Prefer [QuorumQueue], [ClassicQueue], and [Stream] otherwise: a RawQueue doesn't
+// require a dead-letter target. An import returns one if these types can't express a queue.
 //
-// Arguments that RabbitMQ knows must have values that it reads: the broker
-// silently uses its default for others.
+// Arguments that RabbitMQ knows must have values that it can read, because it silently uses its
+// default for others.
 type RawQueue struct {
-	// Name of the queue, as that of a QuorumQueue.
+	// Name is the name of the queue, with the rules of [QuorumQueue.Name]. Required.
 	Name string
-	// Durable, AutoDelete and Exclusive are as in AMQP 0-9-1. An exclusive queue
-	// lives as long as the connection that declares it.
+	// Durable, AutoDelete, and Exclusive are those of AMQP 0-9-1. The broker deletes an exclusive
+	// queue with the connection that declared it.
 	Durable, AutoDelete, Exclusive bool
-	// Arguments include x-queue-type; without it the queue has the virtual host's
-	// default type. The map is neither changed nor kept.
+	// Arguments include x-queue-type; without it the queue has the virtual host's default type.
+	// The map is neither changed nor kept.
 	Arguments map[string]any
 }
 
 var _ Queue = RawQueue{}
 
-// Address is where messages for the queue are sent and received.
+// Address returns the address for publishing to the queue and consuming from it.
 func (q RawQueue) Address() address.Address { return address.Queue(q.Name) }
 
-// Validate reports everything that is wrong with q, joined; each part is an
-// *[argument.Error].
+// Validate returns all errors in q, joined; each one is an *[argument.Error].
 func (q RawQueue) Validate() error {
 	_, errs := q.declaration()
 	return errors.Join(errs...)

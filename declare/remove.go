@@ -9,25 +9,26 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Delete removes t from the broker: bindings first, then queues with all their
-// messages, then exchanges. What doesn't exist is no error. The bindings of a
-// deleted exchange or queue go with it.
+// Delete removes t from the broker: bindings first, then queues with all their messages, then
+// exchanges. To delete only what is unused, see [DeleteIdle] and audit.DeleteUnused.
 //
-// Errors and the Report are those of [Apply]. Only names are validated, not
-// arguments.
+// Errors and the Report are those of [Apply]. Delete validates only names, not arguments. A
+// resource that doesn't exist isn't an error. The bindings of a deleted exchange or queue are
+// deleted with it.
 func Delete(ctx context.Context, r Requester, t Topology) (Report, error) {
 	return remove(ctx, r, t, false)
 }
 
-// DeleteIdle is [Delete], but refuses with [ErrInUse] a queue that has a ready
-// message or a consumer. It inspects each queue right before it deletes it; a
-// message that is published in between is lost.
+// DeleteIdle is [Delete], but returns [ErrInUse] for a queue that has a ready message or a
+// consumer. It inspects each queue right before it deletes it; a message that is published in
+// between is lost.
 //
-// AMQP doesn't show messages that consumers hold, or that are delayed or wait for
-// dead-lettering. Use audit.DeleteUnused to count those, too, and to spare what
-// others need.
+// AMQP doesn't show messages that consumers hold, that are delayed, or that wait for
+// dead-lettering. Use audit.DeleteUnused to count those too, and to keep resources that others
+// need.
 func DeleteIdle(ctx context.Context, r Requester, t Topology) (Report, error) {
 	return remove(ctx, r, t, true)
 }
@@ -77,7 +78,7 @@ func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, er
 	return run(ctx, [][]step{bindingSteps, queueSteps, exchangeSteps})
 }
 
-// What the errors of functions that take a bare name are about.
+// What the errors of functions that take a name are about.
 var (
 	queueName    = argument.Root("queue name")
 	exchangeName = argument.Root("exchange name")
@@ -92,8 +93,8 @@ func deleted(err error) (string, error) {
 	return stepDeleted, nil
 }
 
-// DeleteQueue deletes a queue with all its messages and returns how many were
-// ready. A queue that doesn't exist is no error.
+// DeleteQueue deletes a queue with all its messages and returns how many were ready. A queue that
+// doesn't exist isn't an error.
 func DeleteQueue(ctx context.Context, r Requester, name string) (messages uint64, err error) {
 	if err := errors.Join(checkRequester(r), names.Check(queueName, name)); err != nil {
 		return 0, err
@@ -113,9 +114,9 @@ func deleteIdleQueue(ctx context.Context, r Requester, name string) error {
 	case err != nil:
 		return err
 	case info.Messages > 0:
-		err = fmt.Errorf("%d messages are ready", info.Messages)
+		err = fmt.Errorf("it contains %s; drain or purge the queue first", values.Count(info.Messages, "ready message"))
 	case info.Consumers > 0:
-		err = fmt.Errorf("%d consumers", info.Consumers)
+		err = fmt.Errorf("it has %s; stop all consumers first", values.Count(info.Consumers, "consumer"))
 	default:
 		_, err := deleteQueue(ctx, r, name)
 		return err
@@ -123,8 +124,8 @@ func deleteIdleQueue(ctx context.Context, r Requester, name string) error {
 	return &Error{Op: opDelete, Resource: Resource{kindQueue, name}, Reason: ErrInUse, Err: err}
 }
 
-// DeleteExchange deletes an exchange and its bindings. An exchange that doesn't
-// exist is no error.
+// DeleteExchange deletes an exchange and its bindings. An exchange that doesn't exist isn't an
+// error.
 func DeleteExchange(ctx context.Context, r Requester, name string) error {
 	if err := errors.Join(checkRequester(r), names.CheckOwn(exchangeName, name, keepOwn)); err != nil {
 		return err
@@ -137,8 +138,8 @@ func deleteExchange(ctx context.Context, r Requester, name string) error {
 	return err
 }
 
-// DeleteBinding deletes the one binding that has the same ends, key, headers
-// and arguments. A binding that doesn't exist is no error.
+// DeleteBinding deletes the one binding with the same ends, key, headers, and arguments. A
+// binding that doesn't exist isn't an error.
 func DeleteBinding(ctx context.Context, r Requester, b Binding) error {
 	if err := errors.Join(checkRequester(r), b.Validate()); err != nil {
 		return err
@@ -153,8 +154,8 @@ func deleteBinding(ctx context.Context, r Requester, b Binding) error {
 		_, _, err := request(ctx, r, opDelete, resource, "DELETE", b.deletePath(), nil)
 		return err
 	}
-	// A binding with arguments is known to the broker by a hash of them, which
-	// only the broker can compute: ask for it.
+	// The broker identifies a binding with arguments by a hash of them, which only the broker can
+	// compute: ask for it.
 	found, err := listBindings(ctx, r, opDelete, b)
 	if err != nil {
 		return err
@@ -173,8 +174,8 @@ func deleteBinding(ctx context.Context, r Requester, b Binding) error {
 	return nil
 }
 
-// Purge removes the ready messages of a queue and returns their number. Messages
-// that a consumer holds stay. A queue that doesn't exist is [ErrMissing].
+// Purge removes the ready messages of a queue and returns their number. Messages that consumers
+// hold stay. If the queue doesn't exist, the error matches [ErrNotFound].
 func Purge(ctx context.Context, r Requester, queue string) (messages uint64, err error) {
 	if err := errors.Join(checkRequester(r), names.Check(queueName, queue)); err != nil {
 		return 0, err

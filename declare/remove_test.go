@@ -107,7 +107,7 @@ func TestDeleteBinding(t *testing.T) {
 // A queue that is in use stays, and so do the exchanges after it.
 func TestDeleteIdle(t *testing.T) {
 	t.Parallel()
-	for says, counts := range map[string][2]uint64{"1 messages are ready": {1, 0}, "2 consumers": {0, 2}} {
+	for says, counts := range map[string][2]uint64{"it contains 1 ready message;": {1, 0}, "it has 2 consumers;": {0, 2}} {
 		f := &fakeBroker{intercept: func(_ context.Context, _ int, s sent) (int, any, error, bool) {
 			return 200, map[string]any{"name": "orders", "type": "quorum", "message_count": counts[0], "consumer_count": counts[1]}, nil, s.method+s.path == "GET/queues/orders"
 		}}

@@ -6,10 +6,9 @@ import (
 	"reflect"
 )
 
-// The replies come from AMQP, in whatever types a client library decodes into:
-// named strings for symbols, several widths of integers, maps with keys of any
-// type. These readers take all of them and never panic; what isn't there or
-// doesn't fit is a zero value and false.
+// The replies come from AMQP, in the types that a client library decodes into: named strings for
+// symbols, several widths of integers, maps with keys of any type. These readers accept all of
+// them and never panic; for a missing or unexpected value they return the zero value and false.
 
 func badReply(op string, resource Resource, method, path string, status int, text string) *Error {
 	return &Error{Op: op, Resource: resource, Method: method, Path: path, Status: status, Reason: ErrBadReply, Err: errors.New(text)}

@@ -14,12 +14,12 @@ const (
 	kindBinding  = "binding"
 )
 
-// Resource names an exchange, a queue, a binding or a broker.
+// Resource identifies an exchange, a queue, a binding, or a broker.
 type Resource struct {
-	// Kind is "exchange", "queue" or "binding", or in an audit finding also "broker".
+	// Kind is "exchange", "queue", or "binding", or in an audit finding also "broker".
 	Kind string `json:"kind"`
-	// Name is the name of an exchange or a queue. A binding's name has its ends and
-	// its key, for people. A broker's name is its version.
+	// Name is the name of an exchange or a queue. For a binding it is a text with its ends and
+	// its key, and for a broker its version.
 	Name string `json:"name"`
 }
 
@@ -50,7 +50,7 @@ type Step struct {
 	//	"not tried"  nothing was sent
 	//	"created"    the queue is new
 	//	"existed"    the queue existed already, with the same settings. A repeated request
-	//	             may find the work of the first
+	//	             may find the queue that the first one created
 	//	"declared"   the exchange or binding exists now. The broker doesn't say whether it
 	//	             existed before
 	//	"deleted"    it doesn't exist now. The broker doesn't say whether it existed before
@@ -59,7 +59,7 @@ type Step struct {
 	//	"unknown"    the request was sent and no reply came. The broker may have carried it
 	//	             out. Repeating it is safe
 	Result string
-	// Err is why, for "refused" and "unknown"; an *[Error].
+	// Err is the reason for "refused" and "unknown". It is an *[Error].
 	Err error
 }
 
@@ -76,8 +76,8 @@ func (s Step) MarshalJSON() ([]byte, error) {
 	}{s.Resource, s.Result, text}), nil
 }
 
-// Report is what Apply or Delete did, with a step for each resource. Apply lists
-// exchanges, queues, bindings; Delete bindings, queues, exchanges.
+// Report lists what [Apply] or [Delete] did, with a step for each resource. Apply lists
+// exchanges, queues, bindings; Delete lists bindings, queues, exchanges.
 type Report struct {
 	Steps []Step `json:"steps"`
 }

@@ -10,17 +10,17 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Topology is a set of exchanges, queues and bindings, to build, merge and
-// [Apply]. A binding may name an exchange or a queue that only the broker has.
+// Topology is a set of exchanges, queues, and bindings, to build, [Merge], and [Apply]. A binding
+// may name an exchange or a queue that only the broker has.
 type Topology struct {
 	Exchanges []Exchange
 	Queues    []Queue
 	Bindings  []Binding
 }
 
-// Merge joins topologies, in order. It keeps equal declarations of one name once.
-// Different declarations of one name are an *[argument.Error] each. Merge doesn't
-// validate otherwise (see [Topology.Validate]) and changes none of its arguments.
+// Merge joins topologies, in order. It keeps equal declarations of one name once. For each name
+// with different declarations, the error contains an *[argument.Error]. Merge doesn't validate
+// otherwise (see [Topology.Validate]) and doesn't change its arguments.
 func Merge(ts ...Topology) (Topology, error) {
 	var all Topology
 	for _, t := range ts {
@@ -32,8 +32,8 @@ func Merge(ts ...Topology) (Topology, error) {
 	return p.topology, errors.Join(p.contradictions...)
 }
 
-// Validate reports everything that is wrong with t, joined; each part is an
-// *[argument.Error]. A resource may be declared repeatedly, but always in the same way.
+// Validate returns all errors in t, joined; each one is an *[argument.Error]. A resource may be
+// declared several times, but always in the same way.
 func (t Topology) Validate() error { return t.plan().err() }
 
 // plan is a topology without its repetitions, ready to send.
@@ -113,8 +113,8 @@ func (p *plan) repeats(seen []int, body map[string]any) bool {
 	return false
 }
 
-// difference names the first field or argument in which two declarations of
-// one thing differ.
+// difference returns the name of the first field or argument in which two declarations of one
+// resource differ.
 func difference(a, b map[string]any) string {
 	for _, k := range values.SortedKeys(union(a, b)) {
 		va, oka := a[k]

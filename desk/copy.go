@@ -14,8 +14,8 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Edit is a message that is about to be replayed, for ReplayConfig.Edit to change. Sections
-// that it doesn't change are sent byte for byte.
+// Edit changes a message before it is replayed. ReplayConfig.Edit gets one for each selected
+// message. Sections that it doesn't change are sent byte for byte.
 type Edit struct {
 	// Summary describes the message before the edit.
 	Summary Summary
@@ -27,18 +27,18 @@ type Edit struct {
 	set         map[string]any
 }
 
-// Body returns the body's bytes. It returns false if the body isn't bytes or text. The
-// bytes must not be changed.
+// Body returns the bytes of the body, or false if the body isn't bytes or text. Don't change
+// the bytes: pass a changed copy to [Edit.SetBody].
 func (e *Edit) Body() ([]byte, bool) { return e.body, e.isBytes }
 
-// SetBody replaces the body with b, as one data section.
+// SetBody replaces the body with b, as one data section. It doesn't change the content type.
 func (e *Edit) SetBody(b []byte) { e.body, e.isBytes, e.bodySet = b, true, true }
 
-// SetContentType sets the property content-type, ASCII of at most 255 bytes.
+// SetContentType sets the property content-type: ASCII of at most 255 bytes.
 func (e *Edit) SetContentType(s string) { e.contentType = &s }
 
-// SetProperty sets an application property to v, a string, bool, int64 or float64. A nil v
-// removes the property. The key has at most 255 bytes.
+// SetProperty sets an application property. v is a string, bool, int64, or float64; nil removes
+// the property. The key can have up to 255 bytes.
 func (e *Edit) SetProperty(key string, v any) {
 	if e.set == nil {
 		e.set = map[string]any{}
@@ -46,34 +46,34 @@ func (e *Edit) SetProperty(key string, v any) {
 	e.set[key] = v
 }
 
-// Validate returns an *argument.Error if a value that was set can't be sent. A replay calls
-// it after ReplayConfig.Edit: such a message isn't sent and counts as failed.
+// Validate returns an [*argument.Error] if a value that was set can't be sent. A replay calls it
+// after ReplayConfig.Edit. If it fails, the message stays in the queue and counts as failed.
 func (e *Edit) Validate() error {
 	at := argument.Root("Edit")
 	if t := e.contentType; t != nil && (len(*t) > maxShort || strings.ContainsFunc(*t, func(r rune) bool { return r < ' ' || r > '~' })) {
-		return argument.At(at.Field("ContentType"), argument.CodeUnsupported, *t, "isn't ASCII of at most 255 bytes, as AMQP wants it for a content-type", "write it as application/json")
+		return argument.At(at.Field("ContentType"), argument.CodeUnsupported, *t, "isn't ASCII of at most 255 bytes, which AMQP requires for a content-type", "use a media type such as application/json")
 	}
 	for k, v := range maps.All(e.set) {
 		switch {
 		case k == "" || len(k) > maxShort || !utf8.ValidString(k):
-			return argument.At(at.Field("Property"), argument.CodeUnsupported, k, "isn't valid UTF-8 of 1 to 255 bytes, so it can't be the name of an application property", "choose another name")
+			return argument.At(at.Field("Property"), argument.CodeUnsupported, k, "isn't valid UTF-8 of 1 to 255 bytes, so it can't be the name of an application property", "use another name")
 		case v == nil:
 			continue
 		}
 		switch v := v.(type) {
 		case string:
 			if !utf8.ValidString(v) {
-				return argument.At(at.Field("Property"), argument.CodeUnsupported, k, "would get a value that isn't valid UTF-8", "give it as text")
+				return argument.At(at.Field("Property"), argument.CodeUnsupported, k, "would get a value that isn't valid UTF-8", "use valid UTF-8")
 			}
 		case bool, int64, float64:
 		default:
-			return argument.At(at.Field("Property"), argument.CodeUnsupported, k, fmt.Sprintf("would get a %T", v), "use a string, bool, int64 or float64")
+			return argument.At(at.Field("Property"), argument.CodeUnsupported, k, fmt.Sprintf("would get a %T", v), "use a string, bool, int64, or float64")
 		}
 	}
 	return nil
 }
 
-// maxShort is how many bytes a name may have that AMQP 0-9-1 consumers can read, too.
+// maxShort is how many bytes a name can have if AMQP 0-9-1 consumers are to read it, too.
 const maxShort = 255
 
 // unsendable is why a message can't be replayed.
@@ -83,21 +83,20 @@ func (u *unsendable) Error() string { return u.err.Error() }
 
 func (u *unsendable) Unwrap() error { return u.err }
 
-// edited is the Edit for the message.
+// edited is an Edit of the message.
 func (l *deadLetter) edited(position int) *Edit {
 	e := &Edit{Summary: l.summary(position)}
 	e.body, e.isBytes = l.bytes()
 	return e
 }
 
-// renewed is the message that a replay sends: as it was first published, but for the
-// marks that the replay leaves. The body, the properties and the footer are the bytes of
-// the original.
+// renewed is the message that a replay sends: the message as first published, plus the marks
+// of the replay. The body, the properties, and the footer are the bytes of the original.
 func (l *deadLetter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 	if l.bad != nil {
 		return nil, &unsendable{l.bad}
 	}
-	// What goes, and what stays, is package retry's to say.
+	// Package retry decides what stays and what goes.
 	c := retry.Names{}.Internal().Copy(l.m)
 	out := frames.Message{
 		Header: &frames.MessageHeader{Durable: true, Priority: frames.Some(l.priority())},
@@ -111,7 +110,7 @@ func (l *deadLetter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 		}
 	}
 	for k, v := range c.Annotations {
-		// Of what only the compact form told.
+		// What only the compact form had.
 		if s, ok := v.(string); ok && !kept[k.(string)] && !ours[k.(string)] {
 			out.Annotations = out.Annotations.Set(frames.Symbol(k.(string)), s)
 		}
@@ -152,7 +151,7 @@ func (l *deadLetter) renewed(mark ReplayMark, e *Edit) ([]byte, error) {
 	return b, nil
 }
 
-// appendProperties writes the properties and the application properties, as they came where
+// appendProperties writes the properties and the application properties, byte for byte if
 // nothing has changed.
 func (l *deadLetter) appendProperties(b []byte, application frames.Map, changed bool, e *Edit) ([]byte, error) {
 	var properties, rest []byte
@@ -218,13 +217,13 @@ func edit(m frames.Map, set map[string]any) frames.Map {
 	return out
 }
 
-// ours are the annotations that marks writes anew.
+// ours are the annotations that marks overwrites.
 var ours = map[string]bool{
 	annotation.Replays: true, annotation.Replay: true, annotation.ReplayedBy: true, annotation.ReplayedAt: true, annotation.Lives: true,
 }
 
-// marks are the annotations that a replay leaves. They don't grow beyond their bounds,
-// however often a message is replayed.
+// marks are the annotations that a replay adds. Their size is bounded, however often a message
+// is replayed.
 func (l *deadLetter) marks(mark ReplayMark) frames.Map {
 	at := mark.At.UnixMilli()
 	d := l.death

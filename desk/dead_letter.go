@@ -19,20 +19,20 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Summary describes a message in a List. A field is zero if the message doesn't have it.
+// Summary describes a message in a [List]. A field is zero if the message doesn't have it.
 type Summary struct {
-	// ID names the message within its queue, as 24 hexadecimal digits. It is a hash of the
-	// whole message except for the counts of its deliveries, so every walk returns the same
-	// one. Two messages have the same ID only if they are equal in everything else: header,
-	// annotations, properties, body, and where and when they died.
+	// ID identifies the message in its queue, in 24 hexadecimal digits. It is a hash of the
+	// whole message without its delivery counts, so every scan returns the same ID. Two
+	// messages have the same ID only if everything else is equal: header, annotations,
+	// properties, body, and where and when they were dead-lettered.
 	ID string `json:"id"`
-	// Position is the message's place in the walk, from 0.
+	// Position is the message's position in the scan, from 0.
 	Position int `json:"position"`
-	// MessageID is the message-id. A UUID, a number and bytes are written as text.
+	// MessageID is the message-id. If it is a UUID, a number, or bytes, it is written as text.
 	MessageID string `json:"message_id,omitempty"`
-	// Queue is the queue that the message died in.
+	// Queue is the queue that the message was dead-lettered from.
 	Queue string `json:"queue,omitempty"`
-	// The fields from Reason to Worker are those of retry.DeadLetter.
+	// The fields from Reason to Worker are those of [retry.DeadLetter].
 	Reason       client.Reason `json:"reason,omitempty"`
 	Error        string        `json:"error,omitempty"`
 	ErrorType    string        `json:"error_type,omitempty"`
@@ -42,34 +42,38 @@ type Summary struct {
 	Exchange     string        `json:"exchange,omitempty"`
 	RoutingKey   string        `json:"routing_key,omitempty"`
 	Worker       string        `json:"worker,omitempty"`
-	// DeadLetteredAt is when the broker last dead-lettered the message. Some versions of RabbitMQ
-	// write whole seconds. If the broker wrote no time, it is LastFailure.
-	DeadLetteredAt time.Time `json:"died,omitzero"`
+	// DeadLetteredAt is when the broker last dead-lettered the message, in whole seconds on
+	// some versions of RabbitMQ. If the broker recorded no time or one before LastFailure, it
+	// is LastFailure.
+	DeadLetteredAt time.Time `json:"dead_lettered_at,omitzero"`
 	// Group is the ID of the Group that the message belongs to.
 	Group string `json:"group"`
-	// Replays is how often the message was replayed. LastReplay is the last replay, nil if
-	// there is none.
+	// Replays is how often the message was replayed. LastReplay is the last replay, or nil.
 	Replays    int         `json:"replays"`
 	LastReplay *ReplayMark `json:"last_replay,omitempty"`
 	// ContentType is the property content-type. Size is the size of the encoded message in
-	// bytes.
+	// bytes, and Priority its priority, 4 by default.
 	ContentType string `json:"content_type,omitempty"`
 	Size        int    `json:"size"`
 	Priority    uint8  `json:"priority"`
-	// Unreadable is why the message can't be decoded, empty if it can. Such a message can
-	// be shown, exported and discarded, but not replayed.
+	// PropertyTexts are the first 100 application properties, with their values as
+	// Filter.Properties compares them. It is nil unless ListConfig.PropertyTexts is set. It leaves
+	// out names longer than 1,000 bytes, and cuts longer values.
+	PropertyTexts map[string]string `json:"property_texts,omitempty"`
+	// Unreadable says why the message can't be decoded. It is empty if it can. An unreadable
+	// message can be shown, exported, and discarded, but not replayed.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// ReplayMark identifies the last replay of a message. See ReplayConfig for ID and By.
+// ReplayMark is the last replay of a message. ID and By are those of its [ReplayConfig].
 type ReplayMark struct {
 	ID string    `json:"id"`
 	By string    `json:"by,omitempty"`
 	At time.Time `json:"at,omitzero"`
 }
 
-// deadLetter is a message in the form in which the package works on it. It is read in
-// parts, since most messages of a walk are looked at once and forgotten.
+// deadLetter is a message in the form that this package works on. It is decoded in parts,
+// since most messages of a scan are read once and forgotten.
 type deadLetter struct {
 	payload  []byte
 	sections []frames.Section
@@ -86,10 +90,10 @@ type deadLetter struct {
 	m     *client.Message
 	death retry.DeadLetter
 
-	last time.Time // see died; zero: not asked yet
+	last time.Time // see died; zero if it isn't known yet
 }
 
-// open reads an encoded message. It never fails: what can't be decoded is in bad.
+// open decodes a message. It never fails: bad says why a message can't be decoded.
 func open(payload []byte) *deadLetter {
 	l := &deadLetter{payload: payload, m: &client.Message{Value: amqp.Null{}}}
 	if l.bad = l.read(); l.bad == nil {
@@ -152,7 +156,7 @@ func text(v any) (string, bool) {
 	return "", false
 }
 
-// plain is a value as go-amqp would have decoded it, as far as package retry looks.
+// plain is a value as go-amqp decodes it, for the types that package retry reads.
 func plain(v any) any {
 	switch v := v.(type) {
 	case frames.Symbol:
@@ -180,7 +184,7 @@ func (l *deadLetter) id() string {
 	return hex.EncodeToString(h[:])
 }
 
-// hash is of all that stays the same from one walk to the next.
+// hash covers everything that stays the same from one scan to the next.
 func (l *deadLetter) hash() [12]byte {
 	h := sha256.New()
 	for _, s := range l.sections {
@@ -194,7 +198,7 @@ func (l *deadLetter) hash() [12]byte {
 	if m := l.header; m != nil {
 		fmt.Fprintf(h, "\x00%t\x00%d\x00%d\x00%t", m.Durable, l.priority(), m.TTL.Value, m.TTL.Set)
 	}
-	// The broker encodes annotations itself, and promises no order.
+	// The broker encodes annotations itself, in no guaranteed order.
 	pairs := make([]string, 0, len(l.annotations))
 	for _, a := range l.annotations {
 		if k, ok := text(a.Key); ok && counts[k] {
@@ -222,10 +226,10 @@ func millis(t time.Time) int64 {
 	return t.UnixMilli()
 }
 
-// deaths is RabbitMQ's record of how it died, the last one first.
+// deaths are the dead-letterings that RabbitMQ recorded, the latest first.
 func (l *deadLetter) deaths() []historylog.DeadLettering { return historylog.Of(nil, l.m.Annotations) }
 
-// died is when the message died last.
+// died is when the message was last dead-lettered.
 func (l *deadLetter) died() time.Time {
 	if !l.last.IsZero() {
 		return l.last
@@ -241,7 +245,7 @@ func (l *deadLetter) replays() int {
 	return int(min(max(n, 0), 1<<30))
 }
 
-// replay is the replay that the message was in last.
+// replay is the message's last replay.
 func (l *deadLetter) replay() *ReplayMark {
 	if l.replays() == 0 {
 		return nil
@@ -277,7 +281,7 @@ func idText(v any) string {
 	return fmt.Sprint(v)
 }
 
-// summary is the message for a list.
+// summary is the message's entry in a list.
 func (l *deadLetter) summary(position int) Summary {
 	d := l.death
 	s := Summary{

@@ -28,21 +28,23 @@ const (
 
 // Config configures a Desk. The zero value works.
 type Config struct {
-	// HTTP reads the broker's HTTP API, such as a *httpapi.Reader. Without it a Desk sees
-	// no policies, can't list queues, and doesn't count what consumers hold.
+	// HTTP reads the broker's HTTP API, such as a *httpapi.Reader. Without it a Desk doesn't
+	// see policies, can't list queues, and doesn't know how many messages consumers hold.
+	// Default: nil.
 	HTTP audit.Reader
-	// Names are the names that the retry topology was declared with. Default: those of
-	// package retry.
+	// Names are the names of the retry topology. Set them if the topology was declared with
+	// other names. Default: the names of package retry.
 	Names retry.Names
-	// Logger receives what no call returns, such as lost connections. Default:
+	// Logger gets events that no call returns, such as lost connections. Default:
 	// slog.Default().
 	Logger *slog.Logger
 }
 
-// Desk reads dead and waiting messages, and replays, edits, discards, exports and imports
-// them. It is safe for concurrent use. One operation at a time reads a queue: another one,
-// of this Desk or of any other process, waits until it has ended. See the package's
-// documentation.
+// Desk surveys, lists, shows, replays, edits, discards, exports, and imports the messages of
+// a virtual host's queues. Create one with [New]. It is safe for concurrent use.
+//
+// Only one operation reads a queue at a time: a second one, of this Desk or of another
+// process, waits for the first. See the package's documentation.
 type Desk struct {
 	conn *client.Conn
 	cfg  Config
@@ -51,11 +53,12 @@ type Desk struct {
 	unlockable sync.Map
 }
 
-// New returns a Desk. It inspects queues over conn. Each walk opens its own connection to
-// the same broker. A nil conn is an *argument.Error. Closing conn is the caller's task.
+// New returns a Desk that inspects queues over conn. It doesn't contact the broker yet. Each
+// operation that reads a queue opens another connection to the same broker and closes it
+// afterwards. The caller closes conn. If conn is nil, the error is an *argument.Error.
 func New(conn *client.Conn, cfg Config) (*Desk, error) {
 	if conn == nil {
-		return nil, argument.At(argument.Root("conn"), argument.CodeMissing, nil, "is nil", "use the connection that client.Connect has returned")
+		return nil, argument.At(argument.Root("conn"), argument.CodeMissing, nil, "is nil", "use the connection that client.Connect returned")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -63,52 +66,62 @@ func New(conn *client.Conn, cfg Config) (*Desk, error) {
 	return &Desk{conn: conn, cfg: cfg, log: cfg.Logger}, nil
 }
 
-// Warning is a guarantee that a walk of a queue can't give.
+// Warning is a side effect of reading a queue, or a guarantee that doesn't hold for it.
 type Warning struct {
 	Code WarningCode `json:"code"`
-	Text string      `json:"text"`
-	// Refuses reports whether operations return a SideEffectsError unless Accept names Code.
+	// Text explains the warning to people.
+	Text string `json:"text"`
+	// Refuses reports whether operations return a *SideEffectsError unless their Accept lists
+	// Code.
 	Refuses bool `json:"refuses"`
 }
 
-// WarningCode is the kind of a Caveat.
+// WarningCode is the kind of a [Warning]. List it in an operation's Accept to accept the
+// warning.
 type WarningCode string
 
-// The codes.
+// The codes. Those that refuse must be accepted before an operation reads the queue.
 const (
-	// WarningLimit: each walk uses up one delivery of each message, because RabbitMQ below
-	// 4.3 counts every return toward the delivery limit. It refuses.
+	// WarningLimit: each scan uses up one delivery of each message, since RabbitMQ before
+	// 4.3 counts every return toward the queue's delivery limit. It refuses.
 	WarningLimit WarningCode = "delivery-limit"
-	// WarningLoss: if the connection is lost during a walk, each held message gets one
+	// WarningLoss: if the connection is lost during a scan, each held message gets one
 	// failed delivery toward the queue's delivery limit.
 	WarningLoss WarningCode = "delivery-limit-on-loss"
-	// WarningConsumers: the queue has other consumers. They and the Desk each see a part of
-	// the messages, and the order isn't kept. Reports name in Unread what wasn't read.
+	// WarningConsumers: the queue has other consumers. They and the Desk each get some of
+	// the messages, and the order isn't kept. Unread in the reports says what wasn't read;
+	// accepting this warning leaves Unread empty.
 	WarningConsumers WarningCode = "other-consumers"
 	// WarningSingleActive: the queue has a single active consumer other than the Desk, so a
-	// walk would receive nothing. It refuses.
+	// scan would receive nothing. It refuses.
 	WarningSingleActive WarningCode = "single-active-consumer"
 	// WarningClassic: the queue is a classic queue. No message is lost, but order and counts
 	// aren't guaranteed. It refuses.
 	WarningClassic WarningCode = "classic-queue"
-	// WarningPolicies: without the HTTP API it is unknown whether a policy sets a delivery
-	// limit.
+	// WarningWaiting: messages wait in the queue for their delivery time, and RabbitMQ shows them
+	// to nobody before. From RabbitMQ 4.4 on, dead letters can be among them. The text says how
+	// many there are; without the HTTP API that is unknown. Unread in the reports says that they
+	// weren't read; accepting this warning leaves Unread empty.
+	WarningWaiting WarningCode = "waiting-messages"
+	// WarningPolicies: without the HTTP API the Desk doesn't know whether a policy sets a
+	// delivery limit.
 	WarningPolicies WarningCode = "policies-unseen"
-	// WarningScan: another operation of this package reads the queue. By default an operation
-	// waits until that has ended. Accepting WarningScan lets it go on at once, and see only
-	// what the other one doesn't hold.
+	// WarningScan: another operation of this package is reading the queue. By default an
+	// operation waits for it. Accepting WarningScan lets the operation start at once and read
+	// only messages that the other one doesn't hold.
 	WarningScan WarningCode = "another-scan"
 )
 
-// SideEffects describes the effects of a walk on a queue's messages.
+// SideEffects describes what reading a queue does to its messages.
 type SideEffects struct {
-	Queue    string    `json:"queue"`
-	Messages uint64    `json:"messages"` // that are ready
-	Warnings []Warning `json:"caveats,omitempty"`
+	Queue string `json:"queue"`
+	// Messages is the number of ready messages.
+	Messages uint64    `json:"messages"`
+	Warnings []Warning `json:"warnings,omitempty"`
 }
 
-// SideEffectsError says that a queue wasn't read, because a Caveat that refuses wasn't accepted.
-// Nothing was changed. To go on, name its Code in Accept.
+// SideEffectsError means that a queue wasn't read, since a warning that refuses wasn't accepted.
+// Nothing was changed. To read the queue anyway, list the warning's Code in Accept.
 type SideEffectsError struct{ SideEffects SideEffects }
 
 func (e *SideEffectsError) Error() string {
@@ -118,39 +131,44 @@ func (e *SideEffectsError) Error() string {
 			why = append(why, fmt.Sprintf("%s (%s)", c.Text, c.Code))
 		}
 	}
-	return fmt.Sprintf("hopback: the queue %q isn't looked into: %s; accept that by its code to go on", e.SideEffects.Queue, strings.Join(why, "; "))
+	return fmt.Sprintf("hopback: the queue %q wasn't read: %s; to read it anyway, accept the code in parentheses", e.SideEffects.Queue, strings.Join(why, "; "))
 }
 
-// SideEffects returns the effects that a walk would have on a queue's messages. It reads no
-// message. A queue that doesn't exist is declare.ErrNotFound. A stream is an
-// *argument.Error. Other errors are those of declare.Inspect and of Config.HTTP.
+// SideEffects reports what reading a queue would do to its messages. It doesn't read them.
+// Call it to show the warnings to a person before you pass their codes to Accept. The
+// errors:
+//
+//   - [declare.ErrNotFound]: the queue doesn't exist.
+//   - [*argument.Error]: the queue is a stream.
+//   - all other errors of [declare.Inspect] and of Config.HTTP.
 func (d *Desk) SideEffects(ctx context.Context, queue string) (SideEffects, error) {
 	info, err := declare.Inspect(ctx, d.conn.Management(), queue)
 	if err != nil {
 		return SideEffects{}, err
 	}
 	if info.Type == "stream" {
-		return SideEffects{}, argument.At(argument.Root("queue"), argument.CodeUnsupported, queue, "is a stream, whose messages nobody takes out", "read it with a stream consumer")
+		return SideEffects{}, argument.At(argument.Root("queue"), argument.CodeUnsupported, queue, "is a stream, and a Desk reads only queues", "read it with package stream")
 	}
 	t := SideEffects{Queue: queue, Messages: info.Messages}
 	add := func(code WarningCode, refuses bool, format string, args ...any) {
 		t.Warnings = append(t.Warnings, Warning{code, fmt.Sprintf(format, args...), refuses})
 	}
 	if info.Type != "quorum" {
-		add(WarningClassic, true, "it is a %s queue, for which order and counts aren't promised", info.Type)
+		add(WarningClassic, true, "it is a %s queue, which doesn't guarantee order and counts", info.Type)
 	}
 	limit, limited := deliveryLimit(info)
 	var held uint64 // by consumers
+	late := d.unseen(info.Type)
 	if d.cfg.HTTP == nil {
 		if !limited {
-			add(WarningPolicies, false, "without the HTTP API it can't be told whether a policy sets a delivery limit")
+			add(WarningPolicies, false, "without the HTTP API it is unknown whether a policy sets a delivery limit")
 		}
 	} else {
 		policy, err := d.policy(ctx, queue)
 		if err != nil {
 			return SideEffects{}, err
 		}
-		held = policy.unacknowledged
+		held, late = policy.unacknowledged, policy.waiting
 		// A limit in either place counts; of two, the smaller one.
 		if set := policy.Limit; set != nil && *set >= 0 && (!limited || *set < limit) {
 			limit, limited = *set, true
@@ -160,32 +178,43 @@ func (d *Desk) SideEffects(ctx context.Context, queue string) (SideEffects, erro
 		if oldbroker.Of(d.conn.Broker().AtLeast).CountsReturns {
 			add(WarningLimit, true, countsPeeks, limit)
 		} else {
-			add(WarningLoss, false, "if the connection is lost while messages are held, each counts a failed delivery of the queue's limit of %d", limit)
+			add(WarningLoss, false, "if the connection is lost during the scan, RabbitMQ counts a failed delivery for each held message, and the queue's delivery limit is %d", limit)
 		}
+	}
+	if text := late.String(); text != "" {
+		add(WarningWaiting, false, "%s", text)
 	}
 	if info.Consumers > 0 {
 		active, _ := info.Arguments["x-single-active-consumer"].(bool)
 		if active {
-			add(WarningSingleActive, true, "it has a single active consumer, and %d are there before the desk: it would see nothing", info.Consumers)
+			add(WarningSingleActive, true, "it has a single active consumer, and %s already there: the desk would get no messages", many(info.Consumers, "consumer is", "consumers are"))
 		} else {
 			holding := ""
 			if held > 0 {
-				holding = fmt.Sprintf(" and held %d messages some seconds ago", held)
+				holding = ", which held " + many(held, "message", "messages") + " a few seconds ago"
 			}
-			add(WarningConsumers, false, "it has %d other consumers%s: messages that they hold can't be read, and the order isn't kept", info.Consumers, holding)
+			add(WarningConsumers, false, "it has %s%s: messages that others hold can't be read, and the order isn't kept", many(info.Consumers, "other consumer", "other consumers"), holding)
 		}
 	}
 	return t, nil
 }
 
-// deliveryLimit is the queue's own. The default is 20.
+// many is a number with its noun.
+func many(n uint64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
+
+// deliveryLimit is the limit in the queue's arguments. The default is 20.
 func deliveryLimit(info declare.QueueInfo) (limit int64, limited bool) {
 	switch v := info.Arguments["x-delivery-limit"].(type) {
 	case int64:
 		return v, v >= 0
 	case nil:
 		return 20, true
-	default: // ill-typed: 4.0 and 4.3 read it in different ways
+	default: // of a wrong type: 4.0 and 4.3 read it in different ways
 		return 20, true
 	}
 }
@@ -197,6 +226,7 @@ type policy struct {
 	MaxBytes  *int64 `json:"max-length-bytes"`
 
 	unacknowledged uint64 // some seconds ago
+	waiting        waiting
 }
 
 func (d *Desk) policy(ctx context.Context, queue string) (set policy, err error) {
@@ -208,18 +238,23 @@ func (d *Desk) policy(ctx context.Context, queue string) (set policy, err error)
 		// An empty one is a list, as Erlang writes it.
 		Policy         json.RawMessage `json:"effective_policy_definition"`
 		Unacknowledged uint64          `json:"messages_unacknowledged"`
+		Delayed        uint64          `json:"messages_delayed"`
+		// Missing if none wait.
+		Next json.RawMessage `json:"next_delayed_at"`
+		Last json.RawMessage `json:"last_delayed_at"`
 	}
 	if err := json.Unmarshal(reply, &q); err != nil {
-		return policy{}, fmt.Errorf("hopback: the HTTP API's reply about queue %q can't be read: %w", queue, err)
+		return policy{}, fmt.Errorf("hopback: the HTTP API's reply about the queue %q can't be decoded: %w", queue, err)
 	}
 	if json.Unmarshal(q.Policy, &set) != nil {
 		set = policy{}
 	}
 	set.unacknowledged = q.Unacknowledged
+	set.waiting = waiting{messages: q.Delayed, next: whole(q.Next), last: whole(q.Last)}
 	return set, nil
 }
 
-// sideEffects refuses what wasn't accepted.
+// sideEffects refuses to read a queue if accept lacks a warning that refuses.
 func (d *Desk) sideEffects(ctx context.Context, queue string, accept []WarningCode) (SideEffects, error) {
 	t, err := d.SideEffects(ctx, queue)
 	if err != nil {
@@ -233,22 +268,22 @@ func (d *Desk) sideEffects(ctx context.Context, queue string, accept []WarningCo
 	return t, nil
 }
 
-// Progress is how far an operation has come.
+// Progress is the progress of an operation.
 type Progress struct {
 	// Seen is the number of messages read so far. Matched is how many of them the filter
-	// selected. Done is how many of those are finished.
+	// selected, and Done how many of those are finished.
 	Seen, Matched, Done uint64
-	// Of is the number of ready messages in the queue when the operation began.
+	// Of is the number of ready messages in the queue when the operation started.
 	Of uint64
-	// Waiting reports that the operation waits for another one that reads the queue. The
-	// counts are 0 then.
+	// Waiting reports whether the operation is waiting for another one that reads the queue.
+	// While it waits, all counts are 0.
 	Waiting bool
 }
 
-// progressEvery is how often a Progress is told.
+// progressEvery is the shortest time between two calls of a progress function.
 const progressEvery = 200 * time.Millisecond
 
-// notifier calls a progress function once in a while.
+// notifier calls a progress function every progressEvery at most.
 type notifier struct {
 	notify func(Progress)
 	last   time.Time
@@ -264,5 +299,5 @@ func (t *notifier) now(p Progress) {
 	}
 }
 
-// errStop ends a walk that has seen enough.
-var errStop = errors.New("enough was seen")
+// errStop stops a scan that needs no more messages.
+var errStop = errors.New("no more messages are needed")

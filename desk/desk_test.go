@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// sampleDeadLetter is an encoded message that died at a time.
+// sampleDeadLetter is an encoded message that was dead-lettered at a given time.
 func sampleDeadLetter(t testing.TB, died time.Time, edit ...func(*frames.Message)) []byte {
 	t.Helper()
 	body, err := frames.AppendValue(nil, frames.Described{Descriptor: uint64(frames.SectionData), Value: []byte(`{"order":1}`)})
@@ -60,9 +60,9 @@ func sampleDeadLetter(t testing.TB, died time.Time, edit ...func(*frames.Message
 
 var died = time.UnixMilli(1_700_000_000_123)
 
-// A replayed message is a new one, byte by byte the old one in what the sender had written,
-// but for the counter, and says that it was replayed.
-func TestRenewedMessageBeginsAnew(t *testing.T) {
+// A replayed message is a new message. What the sender wrote is unchanged byte by byte, except
+// the retry counter, and the message records the replay.
+func TestRenewedMessageStartsOver(t *testing.T) {
 	t.Parallel()
 	l := open(sampleDeadLetter(t, died))
 	require.NoError(t, l.bad)
@@ -94,7 +94,7 @@ func TestRenewedMessageBeginsAnew(t *testing.T) {
 	require.ErrorAs(t, err, new(*unsendable))
 }
 
-// Nothing in a message grows with its replays, whatever its errors are.
+// A message doesn't grow with its replays, even with the worst errors.
 func TestMarksOfAThousandReplaysAreBounded(t *testing.T) {
 	t.Parallel()
 	payload := sampleDeadLetter(t, died)
@@ -113,7 +113,7 @@ func TestMarksOfAThousandReplaysAreBounded(t *testing.T) {
 		if i > 2*maxLives {
 			assert.InDelta(t, size, len(b), 16, "it doesn't grow")
 		}
-		// It dies again, of the worst error.
+		// It is dead-lettered again, with the worst error.
 		m, err := frames.DecodeMessage(b)
 		require.NoError(t, err)
 		m.Annotations = m.Annotations.Set(frames.Symbol(client.AnnotationError), strings.Repeat("\x02", client.ErrorTextLimit))
@@ -254,7 +254,7 @@ func TestValuesAsJSONKeepEveryType(t *testing.T) {
 	}
 }
 
-// Whatever bytes a broker delivers are written as a line, and read back as the same bytes.
+// Any bytes that a broker delivers are written as a line, and read back as the same bytes.
 func FuzzLine(f *testing.F) {
 	f.Add(sampleDeadLetter(f, died))
 	f.Add([]byte("nonsense"))
@@ -307,7 +307,7 @@ func TestEditedLineCounts(t *testing.T) {
 	assert.Equal(t, []byte{0, 0x53, 0x77, 0x52, 6}, in.payload)
 }
 
-// A body that is nested deeply isn't indented: the indentation would be gigabytes.
+// A deeply nested body isn't indented: the indentation would take gigabytes.
 func TestDeepBodiesAreShownAsText(t *testing.T) {
 	t.Parallel()
 	deep := strings.Repeat("[", 9000) + strings.Repeat("]", 9000)
@@ -319,7 +319,7 @@ func TestDeepBodiesAreShownAsText(t *testing.T) {
 	assert.Equal(t, deep, text)
 }
 
-// What a survey does for each message.
+// The work of a survey for each message.
 func BenchmarkSurveyMessage(b *testing.B) {
 	payload := sampleDeadLetter(b, died)
 	groups := newTally(maxGroups)
@@ -329,7 +329,7 @@ func BenchmarkSurveyMessage(b *testing.B) {
 	}
 }
 
-// What a replay does for each message, but for sending it.
+// The work of a replay for each message, without sending it.
 func BenchmarkReplayMessage(b *testing.B) {
 	payload := sampleDeadLetter(b, died)
 	mark := ReplayMark{ID: "r1", By: "ada", At: died}
@@ -341,7 +341,7 @@ func BenchmarkReplayMessage(b *testing.B) {
 	}
 }
 
-// A letter has its whole body, whatever of it is shown, in room of its own.
+// A DeadLetter has its whole body in a separate buffer, even if only a part is shown.
 func TestRawBody(t *testing.T) {
 	t.Parallel()
 	payload := sampleDeadLetter(t, died)

@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-// smallDisk is a file on a disk with so much room.
+// smallDisk is a file on a disk with limited space.
 type smallDisk struct {
 	*os.File
 	room int
@@ -64,7 +64,7 @@ func newDesk(t *testing.T, cfg hopbacktest.Config) *Desk {
 	return d
 }
 
-// What an exporter counts as written is in the file to its end, wherever the disk is full.
+// Lines that an exporter counts as written are complete in the file, wherever the disk gets full.
 func TestExporterCountsWhatTheFileHolds(t *testing.T) {
 	t.Parallel()
 	l := open(sampleDeadLetter(t, time.Now()))
@@ -84,7 +84,7 @@ func TestExporterCountsWhatTheFileHolds(t *testing.T) {
 		assert.EqualValues(t, strings.Count(string(text), "\n"), e.synced, "room %d", room)
 		assert.Len(t, text, room)
 
-		// With more room the rest is written, and nothing twice.
+		// With more space the rest is written, and nothing twice.
 		f.room = 1 << 30
 		e, err = openExport(f, true)
 		require.NoError(t, err)
@@ -99,7 +99,7 @@ func TestExporterCountsWhatTheFileHolds(t *testing.T) {
 	}
 }
 
-// A discard whose disk is full has removed what the file holds, and counts it.
+// If the disk gets full, a discard has removed and counted exactly what the file has.
 func TestDiscardToAFullDisk(t *testing.T) {
 	t.Parallel()
 	const n = 5000 // more than two batches
@@ -112,7 +112,7 @@ func TestDiscardToAFullDisk(t *testing.T) {
 	}
 	require.NoError(t, p.PublishAll(t.Context(), all, func(i int, m *client.Message) { m.Properties.MessageID = fmt.Sprint("m-", i) }))
 
-	f := newSmallDisk(t, 1200<<10) // one batch has some 850 KiB
+	f := newSmallDisk(t, 1200<<10) // one batch has about 850 KiB
 	discard := func() DiscardReport {
 		g := &discarding{d: d, cfg: DiscardConfig{Queue: "dead", All: true}, match: Filter{}.matcher(), groups: newTally(maxGroups)}
 		g.out, err = openExport(f, true)
@@ -142,8 +142,8 @@ func TestDiscardToAFullDisk(t *testing.T) {
 	assert.Equal(t, n, strings.Count(string(text), "\n"))
 }
 
-// A line that is larger than the broker takes ends an import with its number, before it is
-// sent.
+// A line that is too large for the broker stops an import before it is sent, and the error has
+// its number.
 func TestImportOfALineThatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, hopbacktest.Config{MaxMessageSize: 10_000})

@@ -17,7 +17,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// bankDown starts a RabbitMQ in memory in which three orders are dead.
+// bankDown starts a RabbitMQ in memory with three dead-lettered orders.
 func bankDown(ctx context.Context) (*hopbacktest.Broker, *client.Conn) {
 	broker, err := hopbacktest.New(hopbacktest.Config{})
 	if err != nil {
@@ -59,14 +59,14 @@ func bankDown(ctx context.Context) (*hopbacktest.Broker, *client.Conn) {
 	return broker, conn
 }
 
-// The bank works again: the orders that died of its failure are sent back.
+// The bank works again: replay the orders that failed because of it.
 func Example() {
 	ctx := context.Background()
 	broker, conn := bankDown(ctx)
 	defer broker.Close()
 	defer conn.Close(ctx)
 
-	server := httptest.NewServer(broker.HTTPHandler()) // RabbitMQ has it on port 15672
+	server := httptest.NewServer(broker.HTTPHandler()) // on a real RabbitMQ: port 15672
 	defer server.Close()
 	api, err := httpapi.New(strings.Replace(server.URL, "http://", "http://guest:guest@", 1), "/", httpapi.Config{})
 	if err != nil {
@@ -97,7 +97,7 @@ func Example() {
 	// in orders 3
 }
 
-// DryRun counts what a replay would send, and sends nothing.
+// Count the messages that a replay would send, without sending them.
 func ExampleDesk_Replay() {
 	ctx := context.Background()
 	broker, conn := bankDown(ctx)
@@ -115,4 +115,72 @@ func ExampleDesk_Replay() {
 	})
 	fmt.Println(report.Matched, report.Replayed, err)
 	// Output: 3 0 <nil>
+}
+
+// List shows the dead letters of a queue one by one. It leaves them in the queue.
+func ExampleDesk_List() {
+	ctx := context.Background()
+	broker, conn := bankDown(ctx)
+	defer broker.Close()
+	defer conn.Close(ctx)
+
+	d, err := desk.New(conn, desk.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	list, err := d.List(ctx, desk.ListConfig{
+		Queue:  "orders.dead",
+		Filter: desk.Filter{Text: "timed out"},
+		Limit:  2,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, m := range list.Messages {
+		message, err := d.Show(ctx, desk.ShowConfig{Queue: "orders.dead", ID: m.ID})
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(message.Body, m.Reason, m.Error)
+	}
+	fmt.Println("more:", list.More)
+	fmt.Println("still in the queue:", broker.Queue("orders.dead").Counts().Ready)
+	// Output:
+	// "o-1" exhausted bank: connection 4711 timed out
+	// "o-2" exhausted bank: connection 4711 timed out
+	// more: true
+	// still in the queue: 3
+}
+
+// A dead-letter queue is a queue like any other, and a program can consume from it, for
+// example to open a ticket for each dead letter. The handler acknowledges the message, which
+// removes it. To look at dead letters without removing them, use [desk.Desk.List].
+func Example_deadLetterConsumer() {
+	ctx := context.Background()
+	broker, conn := bankDown(ctx)
+	defer broker.Close()
+	defer conn.Close(ctx)
+
+	openTicket := client.JSON(func(ctx context.Context, order string) error {
+		d, _ := client.DeliveryFrom(ctx)
+		origin := retry.DeadLetterOf(d.Message())
+		fmt.Printf("%s failed in %s (%s): %s\n", order, origin.Queue, origin.Reason, origin.Error)
+		return nil // acknowledges the message
+	})
+
+	consuming, stop := context.WithCancel(ctx)
+	done := make(chan error)
+	go func() { done <- conn.Consume(consuming, "orders.dead", openTicket, client.ConsumerConfig{}) }()
+	err := broker.Queue("orders.dead").Await(ctx, func(c hopbacktest.Counts) bool { return c.Messages == 0 })
+	if err != nil {
+		log.Fatal(err)
+	}
+	stop()
+	if err := <-done; err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// o-1 failed in orders (exhausted): bank: connection 4711 timed out
+	// o-2 failed in orders (exhausted): bank: connection 4711 timed out
+	// o-3 failed in orders (exhausted): bank: connection 4711 timed out
 }

@@ -18,47 +18,56 @@ import (
 	"github.com/hopback/hopback/internal/dedicated"
 )
 
-// ExportConfig selects the messages to export. Queue is required. The zero Filter selects
-// all.
+// ExportConfig configures [Desk.Export]. Queue is required.
 type ExportConfig struct {
-	Queue  string
+	// Queue is the queue to export from.
+	Queue string
+	// Filter selects the messages. Default: all messages.
 	Filter Filter
-	// Resume continues a file that an earlier export began. It removes an incomplete last
-	// line and doesn't write messages again that the file has. Of messages that are equal in
-	// everything, it leaves out as many as the file has. Without Resume a file that isn't
-	// empty is an *argument.Error.
+	// Resume continues a file of an earlier export. It removes an incomplete last line, and
+	// skips messages that the file already has. If several messages are equal in everything,
+	// it skips as many as the file has. Default: a file that isn't empty is an
+	// *argument.Error.
 	Resume bool
-	// Accept names the Caveats that are accepted.
+	// Accept lists the warnings that the caller accepts. See [Warning].
 	Accept []WarningCode
-	// Progress, if not nil, is called a few times a second. It must not block.
+	// OnProgress, if not nil, is called a few times a second. It must not block.
 	OnProgress func(Progress)
 }
 
-// ExportReport is the result of an export. Seen is the number of messages read, and Matched
-// how many of them the filter selected.
+// ExportReport is the result of an export.
 type ExportReport struct {
-	Seen     uint64        `json:"seen"`
-	Matched  uint64        `json:"matched"`
-	Exported uint64        `json:"exported"` // lines that are complete in the file and synced
-	Skipped  uint64        `json:"skipped"`  // messages that were in the file before
-	Took     time.Duration `json:"took"`     // in nanoseconds in JSON
-	// Warnings are the guarantees that the export couldn't give. Unread is why messages may be
-	// missing: others consumed from the queue. Empty if every message was read, and if
-	// WarningConsumers is accepted.
-	Warnings []Warning `json:"caveats,omitempty"`
+	// Seen is the number of messages read. Matched is how many of them the filter selected.
+	Seen    uint64 `json:"seen"`
+	Matched uint64 `json:"matched"`
+	// Exported is the number of complete lines that were written and synced. Skipped is the
+	// number of messages that the file already had.
+	Exported uint64 `json:"exported"`
+	Skipped  uint64 `json:"skipped"`
+	// Took is how long the export took. In JSON it is in nanoseconds.
+	Took time.Duration `json:"took"`
+	// Warnings are the warnings about reading the queue. Unread says why messages may be
+	// missing: other consumers are on the queue, or messages wait for their delivery time. It is
+	// empty if the export read every message, and if WarningConsumers and WarningWaiting are
+	// accepted.
+	Warnings []Warning `json:"warnings,omitempty"`
 	Unread   string    `json:"unread,omitempty"`
 }
 
-// Export writes the selected messages of a queue to file and syncs it. Each message is a
-// line of JSON that keeps every AMQP type. The messages stay in the queue, in order. file
-// must be open for reading and writing. When ctx ends Export stops; the lines that the
-// report counts are synced. Call it with Resume to continue. The errors are those of List
-// and those of the file.
+// Export writes the selected messages of a queue to file and syncs it. Each message is one
+// line of JSON that keeps every AMQP type. The messages stay in the queue, in order. Use it
+// to keep a backup, or to move messages elsewhere with [Desk.Import].
+//
+//   - file must be open for reading and writing.
+//   - If ctx ends, Export stops and returns ctx's cause. The lines that the report counts are
+//     synced. To continue, call Export again with Resume.
+//   - The errors are those of [Desk.List], those of the file, and a [*LineError] if Resume
+//     finds a line that isn't a line of an export.
 func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (ExportReport, error) {
 	began := time.Now()
 	var report ExportReport
 	if file == nil {
-		return report, argument.At(argument.Root("file"), argument.CodeMissing, nil, "is nil", "give a file that is open for reading and writing")
+		return report, argument.At(argument.Root("file"), argument.CodeMissing, nil, "is nil", "pass a file that is open for reading and writing")
 	}
 	if err := cfg.Filter.check(); err != nil {
 		return report, err
@@ -76,7 +85,7 @@ func (d *Desk) Export(ctx context.Context, file *os.File, cfg ExportConfig) (Exp
 	report.Warnings = t.Warnings
 	match := cfg.Filter.matcher()
 	before := out.lines
-	// Where the walk begins again, what is in the file is skipped.
+	// If the scan starts over, it skips what is in the file.
 	passed := func(seen uint64) {
 		notify.now(Progress{Seen: seen, Matched: report.Matched, Done: out.written, Of: t.Messages})
 	}
@@ -121,9 +130,9 @@ type exportFile interface {
 type exporter struct {
 	file exportFile
 	w    *bufio.Writer
-	// there is how often the file had each ID before, some 30 bytes for each, and lines how
-	// many lines that are. fresh are the IDs that were written since remember was called,
-	// and left what a walk still leaves out.
+	// there is how often the file had each ID before, about 30 bytes for each, and lines is
+	// the number of these lines. fresh are the IDs written since the last call of remember.
+	// left is what the scan still has to skip.
 	there, left map[[12]byte]uint32
 	lines       uint64
 	fresh       [][12]byte
@@ -131,10 +140,10 @@ type exporter struct {
 	size    int64   // of the file
 	end     int64   // of the last line, once all is in the file
 	ends    []int64 // of the lines that may not be in the file yet
-	good    int64   // the size when everything was synced last
+	good    int64   // the size after the last complete sync
 	written uint64  // lines
-	whole   uint64  // of them, those that are in the file to their end
-	synced  uint64  // of them, those that are synced
+	whole   uint64  // lines that are completely in the file
+	synced  uint64  // lines that are synced
 }
 
 // Write hands bytes to the file.
@@ -144,11 +153,11 @@ func (e *exporter) Write(b []byte) (n int, err error) {
 	return n, err
 }
 
-// maxLine is the longest line of an export. A message of 16 MiB, RabbitMQ's default
-// limit, has at most some 70.
+// maxLine is the longest line of an export in bytes. A message of 16 MiB, RabbitMQ's default
+// limit, becomes a line of 70 MiB at most.
 const maxLine = 1 << 30
 
-// openExport goes to the end of what is in the file.
+// openExport reads the file and positions it behind the last complete line.
 func openExport(file exportFile, resume bool) (*exporter, error) {
 	e := &exporter{file: file, there: map[[12]byte]uint32{}}
 	e.w = bufio.NewWriterSize(e, 1<<20)
@@ -159,7 +168,7 @@ func openExport(file exportFile, resume bool) (*exporter, error) {
 	case !info.Mode().IsRegular() || info.Size() == 0:
 		return e, nil
 	case !resume:
-		return nil, argument.At(argument.Root("file"), argument.CodeConflict, file.Name(), "isn't empty", "name another file, or resume the export that it is of")
+		return nil, argument.At(argument.Root("file"), argument.CodeConflict, file.Name(), "isn't empty", "use another file, or set Resume to continue its export")
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return nil, err
@@ -169,7 +178,7 @@ func openExport(file exportFile, resume bool) (*exporter, error) {
 	for n := 1; ; n++ {
 		line, err := readBytes(r, maxLine)
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
-			break // what has no end was cut off
+			break // an incomplete last line
 		}
 		if err != nil {
 			return nil, &LineError{Line: n, Err: err}
@@ -190,7 +199,7 @@ func openExport(file exportFile, resume bool) (*exporter, error) {
 	return e, err
 }
 
-// lineID reads the id alone of a line.
+// lineID reads only the ID of a line.
 func lineID(line []byte) (id [12]byte, err error) {
 	var head struct {
 		Version int    `json:"hopback"`
@@ -201,13 +210,13 @@ func lineID(line []byte) (id [12]byte, err error) {
 	}
 	b, err := hex.DecodeString(head.ID)
 	if err != nil || len(b) != len(id) || head.Version != lineVersion {
-		return id, fmt.Errorf("isn't a line of an export of version %d", lineVersion)
+		return id, fmt.Errorf("isn't a line of an export in format %d; use a file that hopback exported", lineVersion)
 	}
 	return [12]byte(b), nil
 }
 
-// readBytes reads a line of at most limit bytes, without its end. The error is io.EOF at
-// the end of the file, and io.ErrUnexpectedEOF where a line has no end.
+// readBytes reads a line of at most limit bytes, without its line feed. The error is io.EOF
+// at the end of the file, and io.ErrUnexpectedEOF if the last line has no line feed.
 func readBytes(r *bufio.Reader, limit int) ([]byte, error) {
 	var line []byte
 	for {
@@ -230,7 +239,7 @@ func readBytes(r *bufio.Reader, limit int) ([]byte, error) {
 	}
 }
 
-// remember has skips skip what was written since the last call, too.
+// remember makes had skip the messages written since the last call, too.
 func (e *exporter) remember() {
 	for _, id := range e.fresh {
 		e.there[id]++
@@ -239,8 +248,8 @@ func (e *exporter) remember() {
 	e.left = maps.Clone(e.there)
 }
 
-// write writes the message unless it was there before: it skips as many equal ones as there
-// were.
+// write writes the message unless the file has it: it skips as many equal messages as the
+// file had.
 func (e *exporter) write(l *deadLetter, queue string) (wrote bool, err error) {
 	id := l.hash()
 	if e.had(id) {
@@ -250,7 +259,7 @@ func (e *exporter) write(l *deadLetter, queue string) (wrote bool, err error) {
 	return true, e.add(l, queue)
 }
 
-// had reports whether the file had the message before, once for each such line.
+// had reports whether the file had the message. It does so once for each such line.
 func (e *exporter) had(id [12]byte) bool {
 	n := e.left[id]
 	if n > 0 {
@@ -277,14 +286,15 @@ func (e *exporter) add(l *deadLetter, queue string) error {
 	return nil
 }
 
-// arrived forgets the lines that are in the file to their end, and counts them.
+// arrived counts the lines that are completely in the file, and forgets their ends.
 func (e *exporter) arrived() {
 	n, _ := slices.BinarySearch(e.ends, e.size+1)
 	e.whole += uint64(n)
 	e.ends = slices.Delete(e.ends, 0, n)
 }
 
-// sync puts everything that was written on the disk, or what the file has taken of it.
+// sync flushes everything to the file and syncs it. If the flush fails, it syncs what the file
+// has.
 func (e *exporter) sync() error {
 	flushed := e.w.Flush()
 	e.arrived()
@@ -300,7 +310,7 @@ func (e *exporter) sync() error {
 	return flushed
 }
 
-// undo removes what was written since the last sync that went well.
+// undo removes everything written since the last complete sync.
 func (e *exporter) undo() error {
 	if err := e.file.Truncate(e.good); err != nil {
 		return err
@@ -309,57 +319,63 @@ func (e *exporter) undo() error {
 	return errors.Join(err, e.file.Sync())
 }
 
-// DiscardConfig selects the messages to discard. Queue is required, so is Filter or All,
-// and so is To or Destroy.
+// DiscardConfig configures [Desk.Discard]. Queue is required. So are Filter or All, and To or
+// Destroy.
 type DiscardConfig struct {
+	// Queue is the queue to remove messages from.
 	Queue string
-	// Filter selects the messages. The zero Filter is refused unless All is set.
+	// Filter selects the messages. A Filter that selects all messages, such as the zero
+	// value, is refused unless All is set.
 	Filter Filter
 	All    bool
-	// To is the file that each message is written to before it is discarded, in the form of
-	// Export. It is a regular file, open for reading and writing. Discard appends to what it
-	// has. Every message that is discarded is written, also if the file has an equal line of
-	// an earlier export: see DiscardReport.Twice.
+	// To is a regular file, open for reading and writing. Each message is written to it
+	// before it is removed, in the form of Export. Discard appends to the file. It writes
+	// every message that it removes, even if the file has an equal line from an earlier
+	// export: see DiscardReport.Twice.
 	To *os.File
-	// Destroy discards without a file. The messages can't be recovered.
+	// Destroy removes the messages without writing them to a file. They can't be recovered.
 	Destroy bool
-	// Max limits the messages that are discarded. 0 means no limit.
+	// Max is the maximum number of messages to remove. Default: 0, no limit.
 	Max uint64
-	// DryRun counts the selected messages and discards nothing.
+	// DryRun counts the selected messages and removes nothing.
 	DryRun bool
-	// Accept names the Caveats that are accepted.
+	// Accept lists the warnings that the caller accepts. See [Warning].
 	Accept []WarningCode
-	// Progress, if not nil, is called a few times a second. It must not block.
+	// OnProgress, if not nil, is called a few times a second. It must not block.
 	OnProgress func(Progress)
 }
 
-// DiscardReport is the result of a discard. Seen, Matched, Groups, Others, Took, Caveats
-// and Unread are as in a ReplayReport.
+// DiscardReport is the result of a discard. Seen, Matched, Groups, Others, Took, Warnings,
+// and Unread are as in [ReplayReport].
 type DiscardReport struct {
 	DryRun  bool   `json:"dry_run,omitempty"`
 	Seen    uint64 `json:"seen"`
 	Matched uint64 `json:"matched"`
-	// Discarded is the number of messages that were accepted, and so removed. If the
-	// connection was lost, the last of them may still be in the queue.
+	// Discarded is the number of messages that were removed. After a lost connection, the
+	// last of them may still be in the queue.
 	Discarded uint64 `json:"discarded"`
-	// Exported is the number of lines that were written and synced. It is never less than
-	// Discarded, unless Destroy is set.
+	// Exported is the number of lines that were written and synced. Unless Destroy is set, it
+	// is never below Discarded.
 	Exported uint64 `json:"exported"`
-	// Twice is how many of these lines the file had before. An import publishes both.
+	// Twice is how many of these lines the file already had. An import publishes both.
 	Twice    uint64        `json:"twice,omitempty"`
 	Groups   []Group       `json:"groups,omitempty"`
 	Others   uint64        `json:"others,omitempty"`
 	Took     time.Duration `json:"took"` // in nanoseconds in JSON
-	Warnings []Warning     `json:"caveats,omitempty"`
+	Warnings []Warning     `json:"warnings,omitempty"`
 	Unread   string        `json:"unread,omitempty"`
 }
 
-// Discard removes the selected messages from a queue. Each is first written to
-// DiscardConfig.To, which is synced, unless Destroy is set. All other messages stay in the
-// queue, in order. Discard stops when ctx ends and when the connection is lost; call it
-// again to continue. If the connection is lost, or the process killed, at most 2,000
-// messages may be in the file and still in the queue. The errors are those of List and
-// those of the file: if that is full, it keeps the messages that were discarded.
+// Discard removes the selected messages from a queue. All other messages stay in the queue,
+// in order. Unless Destroy is set, it first writes each message to DiscardConfig.To and syncs
+// the file, and [Desk.Import] can publish them again.
+//
+//   - Discard stops if ctx ends or the connection is lost. To continue, call it again.
+//   - If the connection is lost or the process is killed, up to 2,000 messages can be both in
+//     the file and in the queue.
+//   - If the disk is full, the file keeps the messages that were removed.
+//
+// The errors are those of [Desk.List] and those of the file.
 func (d *Desk) Discard(ctx context.Context, cfg DiscardConfig) (DiscardReport, error) {
 	began := time.Now()
 	g := &discarding{d: d, cfg: cfg, match: cfg.Filter.matcher(), notify: notifier{notify: cfg.OnProgress}, groups: newTally(maxGroups), report: DiscardReport{DryRun: cfg.DryRun}}
@@ -389,21 +405,21 @@ type discarding struct {
 	of     uint64
 	out    *exporter // nil without a file
 	groups *tally
-	turns  int    // walks that ended to put the queue in order
-	twice  uint64 // of the batch, those that the file had
+	turns  int    // scans that stopped to restore the queue's order
+	twice  uint64 // messages of the batch that the file had
 	report DiscardReport
 }
 
-// open checks the configuration, and opens the file.
+// open checks the configuration and opens the file.
 func (g *discarding) open() error {
 	cfg, at := &g.cfg, argument.Root("DiscardConfig")
 	switch {
 	case cfg.Filter.everything() && !cfg.All:
-		return argument.At(at.Field("Filter"), argument.CodeMissing, nil, "selects all messages", "set All if that is meant")
+		return argument.At(at.Field("Filter"), argument.CodeMissing, nil, "selects all messages", "set All if you mean that, or narrow the Filter")
 	case cfg.To == nil && !cfg.Destroy && !cfg.DryRun:
-		return argument.At(at.Field("To"), argument.CodeMissing, nil, "is nil: the messages would be gone for good", "give a file to write them to, or set Destroy")
+		return argument.At(at.Field("To"), argument.CodeMissing, nil, "is nil: the messages would be gone for good", "set a file to write them to, or set Destroy")
 	case cfg.To != nil && cfg.Destroy:
-		return argument.At(at.Field("Destroy"), argument.CodeConflict, nil, "is set, and so is", "choose one of them").And(at.Field("To"))
+		return argument.At(at.Field("Destroy"), argument.CodeConflict, nil, "is set, and so is", "set only one of them").And(at.Field("To"))
 	}
 	if err := cfg.Filter.check(); err != nil {
 		return err
@@ -412,7 +428,7 @@ func (g *discarding) open() error {
 		return nil
 	}
 	if info, err := cfg.To.Stat(); err != nil || !info.Mode().IsRegular() {
-		return errors.Join(argument.At(at.Field("To"), argument.CodeUnsupported, cfg.To.Name(), "isn't a regular file, so it can't be synced", "name a file"), err)
+		return errors.Join(argument.At(at.Field("To"), argument.CodeUnsupported, cfg.To.Name(), "isn't a regular file, so it can't be synced", "use a regular file"), err)
 	}
 	out, err := openExport(cfg.To, true)
 	if err == nil {
@@ -422,7 +438,7 @@ func (g *discarding) open() error {
 	return err
 }
 
-// pass walks the queue once. The error is errTurned if another walk is needed, since the
+// pass scans the queue once. The error is errTurned if another scan is needed, since the
 // queue was out of order.
 func (g *discarding) pass(ctx context.Context) error {
 	g.report.Seen = 0
@@ -433,7 +449,7 @@ func (g *discarding) pass(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.othersToo = slices.Contains(g.cfg.Accept, WarningConsumers)
+	w.accept = g.cfg.Accept
 	w.passed = func(seen uint64) {
 		g.notify.now(Progress{Seen: seen, Matched: g.report.Matched, Done: g.report.Discarded, Of: g.of})
 	}
@@ -450,7 +466,7 @@ func (g *discarding) pass(ctx context.Context) error {
 			err = nil
 		}
 		if removed := g.remove(w, selected); removed != nil {
-			err = removed // a file that is full has failed visit, too
+			err = removed // a full disk has failed visit, too
 		}
 		if err == nil && !more {
 			more = g.d.again(ctx, w)
@@ -499,7 +515,7 @@ func (g *discarding) remove(w *scan, selected []uint32) error {
 	}
 	if g.out != nil {
 		if err := g.out.sync(); err != nil {
-			// None of the batch is removed, so the file shall have none of it.
+			// No message of the batch is removed, so none may stay in the file.
 			if undone := g.out.undo(); undone != nil {
 				g.report.Exported = g.out.synced
 				return errors.Join(err, undone)
@@ -518,10 +534,12 @@ func (g *discarding) remove(w *scan, selected []uint32) error {
 	return nil
 }
 
-// LineError says which line of an export can't be imported, and why.
+// LineError means that a line of an export can't be used.
 type LineError struct {
-	Line int // from 1
-	Err  error
+	// Line is the number of the line, from 1.
+	Line int
+	// Err is the reason.
+	Err error
 }
 
 func (e *LineError) Error() string { return fmt.Sprintf("hopback: line %d: %v", e.Line, e.Err) }

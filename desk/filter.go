@@ -14,32 +14,34 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// Filter selects messages. A message matches if it matches every field that isn't zero. The
-// zero Filter matches all messages. A list has at most 100,000 entries.
+// Filter selects messages. A message must match every field that is set; within a list, one
+// entry is enough. The zero Filter matches all messages. Each list can have up to 100,000
+// entries.
 type Filter struct {
-	// IDs are IDs of Summaries, or message-ids. A message matches one of them.
+	// IDs selects messages by the ID of their [Summary] or by message-id.
 	IDs []string `json:"ids,omitempty"`
-	// Groups are IDs of Groups, 12 hexadecimal digits each. A message is in one of them.
+	// Groups selects messages by the ID of their [Group], 12 hexadecimal digits.
 	Groups []string `json:"groups,omitempty"`
-	// Queues are names of queues. A message died in one of them.
+	// Queues selects messages by the queue that they were dead-lettered from.
 	Queues []string `json:"queues,omitempty"`
-	// Reasons are reasons of a death. A message died for one of them.
+	// Reasons selects messages by the reason why they were dead-lettered.
 	Reasons []client.Reason `json:"reasons,omitempty"`
-	// ErrorType is the Go type of the error, compared exactly, such as "*net.OpError".
+	// ErrorType is the exact Go type of the error, such as "*net.OpError".
 	ErrorType string `json:"error_type,omitempty"`
-	// Text is contained in the error's text.
+	// Text is a part of the error text. Case matters.
 	Text string `json:"text,omitempty"`
-	// Match matches a part of the error's text.
+	// Match is a regular expression that matches a part of the error text.
 	Match *regexp.Regexp `json:"-"`
-	// Properties are application properties, all of which a message has. Values are
-	// compared as text: "42" also matches the number 42.
+	// Properties are application properties that a message must have, all of them. Values
+	// are compared as text: "42" also matches the number 42.
 	Properties map[string]string `json:"properties,omitempty"`
-	// DeadLetteredAfter and DeadLetteredBefore bound the time of the death: at DeadLetteredAfter or later, and
-	// before DeadLetteredBefore. A message without a time of death doesn't match.
-	DeadLetteredAfter  time.Time `json:"died_after,omitzero"`
-	DeadLetteredBefore time.Time `json:"died_before,omitzero"`
-	// MinReplays and MaxReplays bound how often the message was replayed, both inclusive. A
-	// nil MaxReplays means no upper bound.
+	// DeadLetteredAfter and DeadLetteredBefore select messages by the time when they were
+	// dead-lettered: at DeadLetteredAfter or later, and before DeadLetteredBefore. A message
+	// without a known time doesn't match.
+	DeadLetteredAfter  time.Time `json:"dead_lettered_after,omitzero"`
+	DeadLetteredBefore time.Time `json:"dead_lettered_before,omitzero"`
+	// MinReplays and MaxReplays select messages by the number of their replays, both
+	// inclusive. If MaxReplays is nil, there is no upper limit.
 	MinReplays int  `json:"min_replays,omitempty"`
 	MaxReplays *int `json:"max_replays,omitempty"`
 }
@@ -54,32 +56,32 @@ func (f *Filter) check() error {
 		n    int
 	}{{"IDs", len(f.IDs)}, {"Groups", len(f.Groups)}, {"Queues", len(f.Queues)}, {"Reasons", len(f.Reasons)}, {"Properties", len(f.Properties)}} {
 		if c.n > maxChoices {
-			return argument.At(at.Field(c.name), argument.CodeTooLong, c.n, "are more than can be compared", fmt.Sprintf("give at most %d", maxChoices))
+			return argument.At(at.Field(c.name), argument.CodeTooLong, c.n, "has too many entries", fmt.Sprintf("use at most %d", maxChoices))
 		}
 	}
 	for i, g := range f.Groups {
 		if b, err := hex.DecodeString(g); err != nil || len(b) != groupBytes {
-			return argument.At(at.Field("Groups").Index(i), argument.CodeMalformed, g, "isn't a group", "use the ID of a Group, 12 hexadecimal digits")
+			return argument.At(at.Field("Groups").Index(i), argument.CodeMalformed, g, "isn't the ID of a group", "use the ID of a Group, 12 hexadecimal digits")
 		}
 	}
 	switch {
 	case f.MinReplays < 0:
-		return argument.At(at.Field("MinReplays"), argument.CodeOutOfRange, f.MinReplays, "is negative", "leave it out")
+		return argument.At(at.Field("MinReplays"), argument.CodeOutOfRange, f.MinReplays, "is negative", "use 0 or more")
 	case f.MaxReplays != nil && *f.MaxReplays < f.MinReplays:
-		return argument.At(at.Field("MaxReplays"), argument.CodeConflict, *f.MaxReplays, "is below", "give a larger one").And(at.Field("MinReplays"))
+		return argument.At(at.Field("MaxReplays"), argument.CodeConflict, *f.MaxReplays, "is below", "use a larger number").And(at.Field("MinReplays"))
 	case !f.DeadLetteredBefore.IsZero() && !f.DeadLetteredAfter.Before(f.DeadLetteredBefore):
-		return argument.At(at.Field("DeadLetteredBefore"), argument.CodeConflict, f.DeadLetteredBefore.Format(time.RFC3339), "isn't after", "give a later time").And(at.Field("DeadLetteredAfter"))
+		return argument.At(at.Field("DeadLetteredBefore"), argument.CodeConflict, f.DeadLetteredBefore.Format(time.RFC3339), "isn't after", "use a later time").And(at.Field("DeadLetteredAfter"))
 	}
 	return nil
 }
 
-// everything says whether f matches all messages.
+// everything reports whether f matches all messages.
 func (f *Filter) everything() bool {
 	return len(f.IDs)+len(f.Groups)+len(f.Queues)+len(f.Reasons)+len(f.Properties)+f.MinReplays == 0 &&
 		f.ErrorType == "" && f.Text == "" && f.Match == nil && f.DeadLetteredAfter.IsZero() && f.DeadLetteredBefore.IsZero() && f.MaxReplays == nil
 }
 
-// matcher is a Filter that is made ready.
+// matcher is a prepared Filter.
 type matcher struct {
 	Filter
 	ids, groups map[string]bool
@@ -132,7 +134,7 @@ func (f *matcher) matches(l *deadLetter) bool {
 	return f.ids[l.id()]
 }
 
-// propertyText is a simple value as text.
+// propertyText is the value of an application property as text.
 func propertyText(v any) string {
 	switch v := v.(type) {
 	case nil:

@@ -18,10 +18,10 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-// batchOfScan is how many messages a walk asks for at a time.
+// batchOfScan is how many messages a scan requests at a time.
 const batchOfScan = 2000
 
-// peekedAt starts a broker with n messages that a walk has given back before.
+// peekedAt starts a broker with n messages that a scan has returned before.
 func peekedAt(t *testing.T, n int) (*hopbacktest.Broker, *desk.Desk) {
 	t.Helper()
 	quiet := slog.New(slog.DiscardHandler)
@@ -46,7 +46,7 @@ func peekedAt(t *testing.T, n int) (*hopbacktest.Broker, *desk.Desk) {
 	return broker, d
 }
 
-// inOrder reads all messages, which gives them back once more.
+// inOrder reads all messages, which returns them once more.
 func inOrder(t *testing.T, d *desk.Desk, n int) {
 	t.Helper()
 	l, err := d.List(t.Context(), desk.ListConfig{Queue: "dead", Limit: 10_000, Count: true})
@@ -59,8 +59,8 @@ func inOrder(t *testing.T, d *desk.Desk, n int) {
 	}
 }
 
-// What was found is handed over while the messages are held, and before the walk reads on to
-// the end of what was given back before. The order and the result are as without.
+// OnFound gets its result while the messages are held, before the scan reads on to the end of
+// the returned messages. Order and result are the same as without OnFound.
 func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
 	t.Parallel()
 	const n = 4 * batchOfScan
@@ -103,7 +103,7 @@ func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
 	})
 	assert.Equal(t, shown, shownEarly)
 	assert.Equal(t, "m-7", shown.MessageID)
-	// A ctx that ends once it was found ends nothing: the order is worth more.
+	// A ctx that ends after OnFound doesn't stop the scan, which would change the order.
 	ctx, cancel := context.WithCancel(t.Context())
 	check("stopped", func(found func(), progress func(desk.Progress)) error {
 		_, err := d.List(ctx, desk.ListConfig{Queue: "dead", OnFound: func(desk.List) { found(); cancel() }, OnProgress: progress})
@@ -113,8 +113,8 @@ func TestFoundBeforeTheOrderIsRestored(t *testing.T) {
 	inOrder(t, d, n)
 }
 
-// OnFound is called before the messages of a page that ends with the queue go back, and not at
-// all where nothing is found or asked.
+// On a page that ends with the queue, OnFound is called before the messages are returned. It
+// isn't called if nothing is found or requested.
 func TestFoundAtTheEnd(t *testing.T) {
 	t.Parallel()
 	const n = 30
@@ -137,7 +137,7 @@ func TestFoundAtTheEnd(t *testing.T) {
 	inOrder(t, d, n)
 }
 
-// If the connection is lost while the order is restored, the walk begins again, and Found
+// If the connection is lost while the order is restored, the scan starts over, and OnFound
 // isn't called again.
 func TestFoundOnceAlthoughTheConnectionIsLost(t *testing.T) {
 	t.Parallel()

@@ -9,34 +9,37 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Group counts dead letters of one kind: the same queue, reason, error type and error text. Numbers, ids and addresses in the error's text don't count.
+// Group counts similar dead letters: those with the same queue, reason, error type, and error
+// text. Numbers, IDs, and addresses in the error text don't separate groups.
 type Group struct {
-	// ID is 12 hexadecimal digits. It is the same in every survey.
+	// ID identifies the group in 12 hexadecimal digits. It is the same in every survey.
 	ID string `json:"id"`
-	// Queue is the queue that the messages died in.
+	// Queue is the queue that the messages were dead-lettered from.
 	Queue     string        `json:"queue,omitempty"`
 	Reason    client.Reason `json:"reason,omitempty"`
 	ErrorType string        `json:"error_type,omitempty"`
-	// Text is the error's text with "#" in place of the parts that differ between messages:
-	// words that contain digits (numbers, hexadecimal ids, UUIDs, IP addresses, times) and
-	// e-mail addresses. White space is one space. It has at most 200 bytes of UTF-8.
+	// Text is the error text with "#" in place of the parts that differ between messages:
+	// words with digits (numbers, hexadecimal IDs, UUIDs, IP addresses, times) and email
+	// addresses. All white space is one space. It has at most 200 bytes of UTF-8.
 	Text string `json:"text,omitempty"`
-	// In is the dead-letter or parking queue that has the messages. It is set in a Survey.
+	// In is the dead-letter or parking queue that the messages are in now. Only a Survey sets
+	// it.
 	In string `json:"in,omitempty"`
 	// Count is the number of messages.
 	Count uint64 `json:"count"`
-	// Oldest and Newest are the earliest and the latest time at which one of them was
-	// dead-lettered.
+	// Oldest and Newest are when the first and the last of them were dead-lettered.
 	Oldest time.Time `json:"oldest,omitzero"`
 	Newest time.Time `json:"newest,omitzero"`
-	// Example is the ID of one of them.
+	// Arrivals are the times at which they were dead-lettered.
+	Arrivals *Arrivals `json:"arrivals,omitempty"`
+	// Example is the ID of one of the messages.
 	Example string `json:"example,omitempty"`
 }
 
 // groupBytes is the size of a Group's ID.
 const groupBytes = 6
 
-// maxFingerprint is how much of an error's text tells groups apart.
+// maxFingerprint is how many bytes of an error text separate groups.
 const maxFingerprint = 200
 
 func groupOf(queue string, reason client.Reason, errorType, text string) Group {
@@ -55,9 +58,9 @@ func (l *deadLetter) group() Group {
 }
 
 // fingerprint returns an error's text with "#" in place of the parts that differ between
-// messages: words that contain digits (numbers, hexadecimal ids, UUIDs, IP addresses,
-// times) and e-mail addresses. It collapses white space to single spaces. The result is at
-// most 200 bytes of valid UTF-8.
+// messages: words with digits (numbers, hexadecimal IDs, UUIDs, IP addresses, times) and email
+// addresses. It collapses white space to single spaces. The result is at most 200 bytes of
+// valid UTF-8.
 func fingerprint(text string) string {
 	const far = 8 * maxFingerprint
 	text = cut(text, far)
@@ -93,7 +96,7 @@ func fingerprint(text string) string {
 	return strings.TrimSpace(cut(b.String(), maxFingerprint))
 }
 
-// inWord says whether c is part of a word, an address or an id.
+// inWord reports whether c is part of a word, an address, or an ID.
 func inWord(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c >= 0x80 || strings.IndexByte("_-.:@+%", c) >= 0
 }
@@ -102,7 +105,7 @@ func normal(word string) string {
 	at := strings.IndexByte(word, '@')
 	switch {
 	case strings.ContainsAny(word, "0123456789"):
-		// "http2.Error" and "E1042" lose their numbers, too: nobody can tell them from ids.
+		// "http2.Error" and "E1042" lose their numbers, too: they look like IDs.
 		return "#"
 	case at > 0 && strings.IndexByte(word[at:], '.') > 0:
 		return "#"

@@ -12,51 +12,55 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// HistoryEvent is an event in the history of a message, as the message records it.
+// HistoryEvent is an event in a message's history, as the message records it.
 type HistoryEvent struct {
-	// At is the time of the event. It is zero if unknown.
+	// At is the time of the event, or zero if it is unknown.
 	At time.Time `json:"at,omitzero"`
-	// Kind is the kind of the event:
+	// Kind is one of:
 	//
-	//	"created"        by the property creation-time
-	//	"published"      to its exchange, before its first retry
-	//	"first failure"  since the message was published or replayed
-	//	"failure"        between the first and the last
-	//	"last failure"   since the message was published or replayed
-	//	"dead-lettered"  by the broker
-	//	"died"           dead-lettered before an earlier replay
-	//	"replayed"       by a Desk
+	//   - "created": the time in the property creation-time.
+	//   - "published": to its exchange, before the first retry.
+	//   - "first failure": the first since the message was published or replayed.
+	//   - "failure": between the first and the last.
+	//   - "last failure": the last since the message was published or replayed.
+	//   - "dead-lettered": by the broker.
+	//   - "dead-lettered earlier": before a replay.
+	//   - "replayed": by a Desk.
 	Kind string `json:"kind"`
-	// Queue is the queue where it happened.
+	// Queue is the queue that the message was in.
 	Queue string `json:"queue,omitempty"`
-	// Reason is the broker's reason for dead-lettering, such as "rejected", or the Reason
-	// of a death.
+	// Reason is the broker's reason for dead-lettering, such as "rejected". In a "last
+	// failure" and in "dead-lettered earlier" it is a [client.Reason].
 	Reason string `json:"reason,omitempty"`
-	// Count is how often it happened. Since is when it first happened, if Count is above 1.
+	// Count is how often the event happened, if the message counts it. Since is when it first
+	// happened, if that is known and Count is above 1; At is then the last time.
 	Count uint64    `json:"count,omitempty"`
 	Since time.Time `json:"since,omitzero"`
-	// Delay is how long the message was to wait after a failure. It is in nanoseconds in JSON.
+	// Delay is the delay before the retry that followed a failure. In JSON it is in
+	// nanoseconds.
 	Delay time.Duration `json:"delay,omitempty"`
-	// Text is the error, the exchange and routing key, or ReplayConfig.By, as fits Kind.
+	// Text depends on Kind: the error of a failure, the exchange and routing key of
+	// "published", the replay's ID and ReplayConfig.By of "replayed".
 	Text string `json:"text,omitempty"`
 }
 
-// What Hop.Kind may be.
+// The values of HistoryEvent.Kind. A life is the time from being published or replayed to
+// being dead-lettered.
 const (
-	historyCreated             = "created"       // by the property creation-time
-	historyPublished           = "published"     // to its exchange, before its first retry
-	historyFirstFailure        = "first failure" // of this life
-	historyFailed              = "failure"       // of this life, between the first and the last
-	historyLastFailure         = "last failure"  // of this life
-	historyDeadLettered        = "dead-lettered" // by the broker
-	historyEarlierDeadLettered = "died"          // in an earlier life
-	historyReplayed            = "replayed"      // by a Desk
+	historyCreated             = "created"               // by the property creation-time
+	historyPublished           = "published"             // to its exchange, before its first retry
+	historyFirstFailure        = "first failure"         // of this life
+	historyFailed              = "failure"               // of this life, between the first and the last
+	historyLastFailure         = "last failure"          // of this life
+	historyDeadLettered        = "dead-lettered"         // by the broker
+	historyEarlierDeadLettered = "dead-lettered earlier" // in an earlier life
+	historyReplayed            = "replayed"              // by a Desk
 )
 
 const maxDeadLetterings = 64
 
-// historyOf is x-opt-deaths as go-amqp would have decoded it, as far as package historylog reads
-// it. It is nil if there is none.
+// historyOf is the annotation x-opt-deaths as go-amqp decodes it, in the parts that package
+// historylog reads. It is nil if the message doesn't have it.
 func historyOf(annotations frames.Map) []map[any]any {
 	v, _ := annotations.Get(historylog.Key)
 	a, ok := v.(frames.Array)
@@ -86,7 +90,7 @@ func historyOf(annotations frames.Map) []map[any]any {
 	return all
 }
 
-// stamp reads a time that may be any.
+// stamp is a timestamp as a time, or zero if it is out of range.
 func stamp(t frames.Timestamp) time.Time {
 	if t <= 0 || t > 253402300799999 {
 		return time.Time{}
@@ -94,7 +98,7 @@ func stamp(t frames.Timestamp) time.Time {
 	return t.Time()
 }
 
-// life is what is kept of a life that a replay has ended.
+// life is the summary of a life that ended with a replay.
 type life struct {
 	Queue   string        `json:"queue,omitempty"`
 	Reason  client.Reason `json:"reason,omitempty"`
@@ -107,7 +111,7 @@ type life struct {
 	At      int64         `json:"at,omitempty"`
 }
 
-// lives reads annotation.Lives, which anybody may have written.
+// lives reads annotation.Lives. The message's sender may have written anything there.
 func (l *deadLetter) lives() []life {
 	s := l.annotation(annotation.Lives)
 	if s == "" || len(s) > 4*maxLivesBytes {
@@ -120,8 +124,9 @@ func (l *deadLetter) lives() []life {
 	return all[max(len(all)-maxLives, 0):]
 }
 
-// history is the message's history, oldest first. The order doesn't depend on times: those of
-// deaths are the broker's and may be whole seconds, those of attempts may be a worker's.
+// history is the message's history, oldest first. The order doesn't depend on times: the
+// broker writes those of dead-letterings, sometimes in whole seconds, and workers may write
+// those of attempts.
 func (l *deadLetter) history() []HistoryEvent {
 	var events []HistoryEvent
 	at := func(ms int64) time.Time { return stamp(frames.Timestamp(ms)) }
@@ -138,7 +143,7 @@ func (l *deadLetter) history() []HistoryEvent {
 	}
 	attempts := retry.AttemptsOf(l.m)
 	deaths := l.deaths()
-	slices.Reverse(deaths) // RabbitMQ has the last one first
+	slices.Reverse(deaths) // RabbitMQ puts the latest first
 	before, between := afterWhichAttempt(attempts, deaths, l.death.Queue)
 	died := func(which []int) {
 		for _, i := range which {
@@ -166,7 +171,7 @@ func (l *deadLetter) history() []HistoryEvent {
 	return events
 }
 
-// missing is what is known of failed attempts that the message doesn't list.
+// missing are the events of failed attempts that the message counts but doesn't list.
 func (l *deadLetter) missing(attempts []retry.FailedAttempt) []HistoryEvent {
 	first := l.death.FirstFailure
 	if first.IsZero() || len(attempts) > 0 && !first.Before(attempts[0].At) {
@@ -179,13 +184,13 @@ func (l *deadLetter) missing(attempts []retry.FailedAttempt) []HistoryEvent {
 	return events
 }
 
-// afterWhichAttempt says which deaths, by index, follow each attempt, and which come before all
-// of them. Both lists are oldest first, and so are the results. queue is where the attempts
-// failed.
+// afterWhichAttempt finds out which deaths, by index, follow each attempt, and which come
+// before all attempts. Both lists are oldest first, and so are the results. queue is where the
+// attempts failed.
 //
-// RabbitMQ has one entry for all deaths in a queue for a reason, with the time of the last
-// one. A message that is moved has one history for all attempts, and leaves a delay queue
-// between two of them. The history of a copy begins in a delay queue.
+// RabbitMQ keeps one entry for each queue and reason, with the time of the latest death. A
+// message that the broker moves keeps one history for all attempts, and leaves a delay queue
+// between two attempts. The history of a retry copy starts in a delay queue.
 func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []historylog.DeadLettering, queue string) (before []int, after map[int][]int) {
 	after = map[int][]int{}
 	last := len(attempts) - 1
@@ -195,7 +200,7 @@ func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []historylog.DeadL
 			waits = append(waits, i)
 		}
 	}
-	// moved is how many of these delays are between two failures of this history.
+	// moved is how many of these delays lie between two failures of this history.
 	moved := 0
 	for _, d := range deaths {
 		if d.Queue == queue && d.Reason == "rejected" {

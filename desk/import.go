@@ -18,54 +18,58 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// ImportConfig says where an import publishes. The zero value publishes every line to the
-// queue that it names.
+// ImportConfig configures [Desk.Import]. The zero value publishes each line to the queue that
+// it names.
 type ImportConfig struct {
-	// Queue receives all messages. Default: the queue that each line names, from which the
-	// message was exported.
+	// Queue receives all messages. Default: the queue that each line names, which is where
+	// the message was exported from.
 	Queue string
-	// Skip is the number of lines to leave out at the beginning. To continue a stopped
-	// import use its ImportReport.Lines.
+	// Skip is the number of lines to skip at the start of the file. To continue an import that
+	// stopped, set it to ImportReport.Lines.
 	Skip int
 	// DryRun checks every line and publishes nothing.
 	DryRun bool
-	// Progress, if not nil, is called a few times a second. It must not block. Seen is the
-	// number of lines read, and Skip + Done what ImportReport.Lines would be. Of is 0.
+	// OnProgress, if not nil, is called a few times a second. It must not block. Seen is the
+	// number of lines read, and Skip + Done is what ImportReport.Lines would be. Of is 0.
 	OnProgress func(Progress)
 }
 
 // ImportReport is the result of an import.
 type ImportReport struct {
 	DryRun bool `json:"dry_run,omitempty"`
-	// Lines is the number of lines, from the beginning of the file, that are done: skipped,
-	// confirmed, or checked in a dry run. Use it as Skip to continue.
+	// Lines is the number of lines that are finished, counted from the start of the file
+	// without a gap: skipped, confirmed, or checked in a dry run. Use it as ImportConfig.Skip
+	// to continue.
 	Lines int `json:"lines"`
 	// Imported is the number of messages that the broker has confirmed, including those
-	// behind Lines.
-	Imported uint64        `json:"imported"`
-	Took     time.Duration `json:"took"` // in nanoseconds in JSON
+	// after Lines.
+	Imported uint64 `json:"imported"`
+	// Took is how long the import took. In JSON it is in nanoseconds.
+	Took time.Duration `json:"took"`
 }
 
-// Import publishes the lines of an export and waits for the broker to confirm each. It
-// keeps everything that the sender of a message set, and the annotations of its death
-// except those that only RabbitMQ may write: x-opt-deaths, x-exchange and x-routing-key.
+// Import publishes the lines of an export and waits until the broker has confirmed each. It
+// keeps everything that the sender of a message set, and the annotations of its history
+// except those that only RabbitMQ may write: x-opt-deaths, x-exchange, and x-routing-key.
 // The delivery count starts over.
 //
-// A line that can't be used ends the import with a *LineError; the lines before it are
-// published. A message that the broker refuses or doesn't confirm also ends it. Call Import
-// with Skip to continue. Messages behind ImportReport.Lines that were already confirmed are
-// then published again. After the process was killed only what Progress reported tells where
-// to continue: without Skip every message is published again. Bad input is an
-// *argument.Error.
+//   - If a line can't be used, Import stops with a [*LineError]. The lines before it are
+//     published.
+//   - If the broker refuses a message or doesn't confirm it, Import stops, too.
+//   - To continue, call Import with Skip. It publishes messages after ImportReport.Lines
+//     again, even those that were already confirmed.
+//   - If the process is killed, only the last OnProgress call knows where to continue.
+//     Without Skip, every message is published again.
+//   - If an argument is invalid, the error is an [*argument.Error].
 func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (ImportReport, error) {
 	began := time.Now()
 	report := ImportReport{DryRun: cfg.DryRun}
 	at := argument.Root("ImportConfig")
 	switch {
 	case r == nil:
-		return report, argument.At(argument.Root("r"), argument.CodeMissing, nil, "is nil", "give a file")
+		return report, argument.At(argument.Root("r"), argument.CodeMissing, nil, "is nil", "pass a file")
 	case cfg.Skip < 0:
-		return report, argument.At(at.Field("Skip"), argument.CodeOutOfRange, cfg.Skip, "is negative", "leave it out")
+		return report, argument.At(at.Field("Skip"), argument.CodeOutOfRange, cfg.Skip, "is negative", "use 0 or more")
 	}
 	if cfg.Queue != "" {
 		if err := address.Queue(cfg.Queue).Validate(); err != nil {
@@ -87,7 +91,7 @@ func (d *Desk) Import(ctx context.Context, r io.Reader, cfg ImportConfig) (Impor
 	return report, err
 }
 
-// importing is an Import under way.
+// importing is an Import that is running.
 type importing struct {
 	d     *Desk
 	out   *outbox
@@ -110,7 +114,7 @@ func (i *importing) run(ctx context.Context, r *bufio.Reader, cfg ImportConfig, 
 		case err == io.EOF:
 			return nil
 		case err == io.ErrUnexpectedEOF:
-			return &LineError{n, errors.New("the line is cut off: it has no end")}
+			return &LineError{n, errors.New("the line is cut off: it has no line feed at its end")}
 		case err != nil:
 			return &LineError{n, err}
 		case n <= cfg.Skip:
@@ -159,7 +163,7 @@ func (i *importing) send(ctx context.Context, n int, queue, to string, payload [
 			i.known[queue] = true
 		}
 	}
-	// Where the connection ends, the answers say for which line.
+	// If the connection is lost, the answers show which line failed.
 	if err := i.out.room(ctx, len(payload), false, nil); err != nil {
 		return err
 	}
@@ -182,13 +186,13 @@ func sendError(queue string, n int, err error) error {
 	return &LineError{n, err}
 }
 
-// done is told of the answer to a line.
+// done records the broker's answer to a line.
 func (i *importing) done(n int, err error, sent bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	switch {
 	case err != nil && i.failed == nil:
-		i.failed = &LineError{n, fmt.Errorf("the broker hasn't taken it: %w", err)}
+		i.failed = &LineError{n, fmt.Errorf("the broker hasn't confirmed the message: %w", err)}
 	case err == nil:
 		if sent {
 			i.imported++
@@ -201,15 +205,15 @@ func (i *importing) done(n int, err error, sent bool) {
 	}
 }
 
-// brokers are the annotations that only RabbitMQ may write. It writes all of them anew,
-// but for x-opt-deaths, which it takes from nobody.
+// brokers are the annotations that only RabbitMQ may write. It writes all of them again,
+// except x-opt-deaths, which it accepts from nobody.
 var brokers = map[string]bool{
 	"x-exchange": true, "x-routing-key": true, "x-opt-deaths": true, "x-acquired-count": true, "x-delivery-count": true,
 	"x-opt-rabbitmq-received-time": true, "x-opt-delivery-time": true,
 }
 
-// sendable is a message that was exported, without what belongs to its deliveries. All
-// else is byte by byte as it was.
+// sendable is an exported message without what belongs to its deliveries. Everything else is
+// unchanged, byte by byte.
 func sendable(payload []byte) ([]byte, error) {
 	sections, err := frames.SplitSections(payload)
 	if err != nil {
@@ -232,11 +236,11 @@ func sendable(payload []byte) ([]byte, error) {
 				k, ok := a.Key.(frames.Symbol)
 				switch {
 				case !ok || len(k) < 2 || k[:2] != "x-" || len(k) > 255:
-					return nil, fmt.Errorf("annotations: the key %.40q isn't a symbol that begins with \"x-\", for which RabbitMQ ends the session", fmt.Sprint(a.Key))
+					return nil, fmt.Errorf("annotations: the key %.40q isn't a symbol that starts with \"x-\": RabbitMQ would close the session", fmt.Sprint(a.Key))
 				case a.Value == nil:
-					return nil, fmt.Errorf("annotations: %.40q is null, which ends the connection of each consumer that it is delivered to", k)
+					return nil, fmt.Errorf("annotations: %.40q is null: each consumer that receives the message would lose its connection", k)
 				case poisons(a.Value):
-					return nil, fmt.Errorf("annotations: %.40q has a decimal, or a float that isn't finite: RabbitMQ 4.0 takes that, and can't deliver it", k)
+					return nil, fmt.Errorf("annotations: %.40q has a decimal, or a float that isn't finite: RabbitMQ 4.0 accepts the message and can't deliver it", k)
 				case !brokers[string(k)]:
 					kept = append(kept, a)
 				}
@@ -260,9 +264,8 @@ func sendable(payload []byte) ([]byte, error) {
 	return out, nil
 }
 
-// poisons says whether there is a decimal in v, or a float that isn't a finite number.
-// RabbitMQ 4.0 takes a message with one in an annotation, and its session crashes whenever
-// it is delivered.
+// poisons reports whether v has a decimal, or a float that isn't a finite number. RabbitMQ 4.0
+// accepts a message with one in an annotation, and the session crashes at every delivery.
 func poisons(v any) bool {
 	switch v := v.(type) {
 	case frames.Decimal32, frames.Decimal64, frames.Decimal128:
@@ -283,8 +286,8 @@ func poisons(v any) bool {
 	return false
 }
 
-// checkSection refuses what RabbitMQ would end the session for, or pass on to consumers
-// that can't read it.
+// checkSection refuses a section for which RabbitMQ would close the session, or which it would
+// deliver to consumers that can't read it.
 func checkSection(s frames.Section) error {
 	if _, err := s.Value(); err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// Values of AMQP as JSON. Null, booleans and strings are JSON's own. Every other value is
+// AMQP values as JSON. Null, booleans, and strings are the same in JSON. Every other value is
 // an object with one member, whose name is the type:
 //
 //	{"ubyte":1} {"ushort":1} {"uint":1} {"byte":-1} {"short":-1} {"int":-1}
@@ -40,16 +40,16 @@ func appendMember(b []byte, name string, write func([]byte) ([]byte, error)) ([]
 }
 
 func appendText(b []byte, s string) []byte {
-	text, _ := json.Marshal(s) // a string can be marshalled always
+	text, _ := json.Marshal(s) // it never fails for a string
 	return append(b, text...)
 }
 
-// scalar is a type of AMQP that JSON has no form of its own for.
+// scalar is an AMQP type without a counterpart in JSON.
 type scalar struct {
 	name  string
 	of    reflect.Type
 	write func(v any) string       // JSON
-	read  func(v any) (any, error) // what encoding/json makes of it, with numbers kept as they are
+	read  func(v any) (any, error) // v is decoded by encoding/json, with numbers as json.Number
 }
 
 var (
@@ -77,7 +77,7 @@ var (
 			}
 			return frames.Symbol(s), nil
 		}},
-		// What isn't valid UTF-8 is written as one of these: they have no type of their own.
+		// Strings and symbols that aren't valid UTF-8 are written as one of these.
 		{name: "string-bytes", read: func(v any) (any, error) { b, err := unquoted(v); return string(b), err }},
 		{name: "symbol-bytes", read: func(v any) (any, error) { b, err := unquoted(v); return frames.Symbol(b), err }},
 	}
@@ -267,8 +267,8 @@ func appendPairs(b []byte, m frames.Map) (_ []byte, err error) {
 	return append(b, ']'), nil
 }
 
-// readValue reads what appendValue has written, from what encoding/json makes of it with
-// numbers kept as they are.
+// readValue reads what appendValue wrote. v is decoded by encoding/json, with numbers as
+// json.Number.
 func readValue(v any) (any, error) {
 	switch v := v.(type) {
 	case nil, bool, string:
@@ -316,7 +316,7 @@ func readTyped(name string, v any) (any, error) {
 	return nil, errors.New("isn't a type of AMQP")
 }
 
-// bare is a conversion's error without the text that it is of, which may be long.
+// bare is a conversion's error without the converted text, which may be long.
 func bare(err error) error {
 	var n *strconv.NumError
 	if errors.As(err, &n) {
@@ -388,8 +388,8 @@ func readArray(v any) (any, error) {
 	return a, nil
 }
 
-// maxIndent is how deep a JSON body may be nested to be shown indented: what is nested
-// deeply grows with the square of its depth.
+// maxIndent is the deepest nesting of a JSON body that is shown indented: the size of the
+// indented text grows with the square of the depth.
 const maxIndent = 64
 
 var errTooDeep = errors.New("nested too deep")

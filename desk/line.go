@@ -22,9 +22,9 @@ import (
 //
 // Sections that the message doesn't have are left out. The body is a list of data, as
 // {"text":"..."} or {"data":"base64"}, or of {"sequence":[...]}, or one {"value":...}.
-// Values are as appendValue writes them. encoding is the message as it was, where the
-// other members alone would be encoded in other bytes, such as with a number in its long
-// form. It counts unless another member was changed.
+// Values are as appendValue writes them. encoding is the original message. A line has it if
+// the other members alone would be encoded differently, such as with a number in its long
+// form. An import uses it unless another member was changed.
 
 const lineVersion = 1
 
@@ -41,7 +41,7 @@ var sectionNames = map[int]string{
 	frames.SectionProperties: "properties", frames.SectionApplicationProperties: "application-properties", frames.SectionFooter: "footer",
 }
 
-// sectionJSON is a section as a line has it.
+// sectionJSON is a section in the form of a line.
 func sectionJSON(s frames.Section) (json.RawMessage, error) {
 	v, err := s.Value()
 	if err != nil {
@@ -80,7 +80,7 @@ func sectionJSON(s frames.Section) (json.RawMessage, error) {
 func fieldsJSON(v any, names []string) ([]byte, error) {
 	l, ok := v.(frames.List)
 	if !ok || len(l) > len(names) {
-		return nil, errors.New("isn't a list of fields that are known")
+		return nil, errors.New("isn't a list of known fields")
 	}
 	b := []byte{'{'}
 	var err error
@@ -98,7 +98,7 @@ func fieldsJSON(v any, names []string) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// line is the message as a line of an export, with its end.
+// line is the message as a line of an export, with the line feed.
 func (l *deadLetter) line(queue string) ([]byte, error) {
 	b := fmt.Appendf(nil, `{"hopback":%d,"queue":`, lineVersion)
 	b = appendText(b, queue)
@@ -114,7 +114,7 @@ func (l *deadLetter) line(queue string) ([]byte, error) {
 	for _, s := range l.sections {
 		text, err := sectionJSON(s)
 		if err != nil {
-			// The broker has passed it on, so it is kept.
+			// The broker delivered it, so keep it.
 			b = b[:head]
 			return exact(), nil
 		}
@@ -172,7 +172,7 @@ func readLine(text []byte) (imported, error) {
 	}
 	var in imported
 	if v, _ := line["hopback"].(json.Number); v.String() != "1" {
-		return in, fmt.Errorf("isn't a line of an export of version %d", lineVersion)
+		return in, fmt.Errorf("isn't a line of an export in format %d; use a file that hopback exported", lineVersion)
 	}
 	var ok bool
 	if in.queue, ok = line["queue"].(string); !ok {
@@ -192,7 +192,7 @@ func readLine(text []byte) (imported, error) {
 		if exact, err = base64.StdEncoding.Strict().DecodeString(s); !ok || err != nil {
 			return in, errors.New("encoding isn't base64")
 		}
-		if len(line) == 0 { // nothing else is told of it
+		if len(line) == 0 { // the line has only the encoding
 			in.payload = exact
 			return in, nil
 		}
@@ -286,7 +286,7 @@ func encodeLine(line map[string]any) ([]byte, error) {
 	for i, e := range body {
 		code, v, bad := readBody(e)
 		if bad == nil && i > 0 && (code != kind || code == frames.SectionValue) {
-			bad = errors.New("is of another kind than the one before")
+			bad = errors.New("isn't of the same kind as the part before it")
 		}
 		if bad != nil {
 			return nil, fmt.Errorf("body[%d]: %w", i, bad)

@@ -14,57 +14,69 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// ListConfig selects the messages of a List. Queue is required.
+// ListConfig configures [Desk.List]. Queue is required.
 type ListConfig struct {
-	Queue  string
+	// Queue is the queue to list. Any queue but a stream works.
+	Queue string
+	// Filter selects the messages. Default: all messages.
 	Filter Filter
-	// Skip and Limit choose a page of the messages that match. Skip counts from the queue's
-	// head. Limit is at most 10,000. Default: 50. Every page is a new walk from the queue's
-	// head.
+	// Skip and Limit select a page of the matching messages: Skip leaves out that many from
+	// the queue's head, and Limit is the size of the page. Limit can be up to 10,000.
+	// Default: 50. Every page is a new scan from the queue's head.
 	Skip, Limit int
-	// Count walks on to the queue's end, so Matched counts every match.
+	// Count makes List read to the queue's end, so that Matched counts every match. Default:
+	// List stops after the page and the match that follows it.
 	Count bool
-	// Accept lists the caveats that the caller accepts. See [Caveat].
+	// PropertyTexts fills in Summary.PropertyTexts.
+	PropertyTexts bool
+	// Accept lists the warnings that the caller accepts. See [Warning].
 	Accept []WarningCode
-	// Found, if not nil, is called with the page as soon as it is complete, at most once and
-	// before List returns. At that time the messages are still held, and other consumers
-	// don't get them. List goes on to give them back in order, which can take minutes: see
-	// the package's documentation. If the connection is lost meanwhile, List begins again,
-	// and may return another page. Found isn't called if List fails before the page is
-	// complete. It must not block.
+	// OnFound, if not nil, is called with the page as soon as it is complete, and before List
+	// returns. It must not block.
+	//
+	//   - During the call the messages are still held, and other consumers don't get them.
+	//   - Afterwards List returns the messages in order, which can take minutes: see the
+	//     package's documentation.
+	//   - It is called at most once. If the connection is lost after the call, List scans
+	//     again, and may return another page.
+	//   - It isn't called if List fails before the page is complete.
 	OnFound func(List)
-	// Progress, if not nil, is called a few times a second, also after Found. It must not
+	// OnProgress, if not nil, is called a few times a second, also after OnFound. It must not
 	// block.
 	OnProgress func(Progress)
 }
 
 // List is a page of messages.
 type List struct {
-	SideEffects SideEffects `json:"terms"`
+	SideEffects SideEffects `json:"side_effects"`
 	Messages    []Summary   `json:"messages"`
 	// Seen is the number of messages read. Matched is how many of them match.
 	Seen    uint64 `json:"seen"`
 	Matched uint64 `json:"matched"`
-	// More reports whether further messages match, behind this page.
+	// More reports whether more messages match after this page.
 	More bool `json:"more"`
-	// Unread is why messages may be missing: others consumed from the queue when its end was
-	// reached. Empty if every message was read, if List didn't go to the end, and if
-	// WarningConsumers is accepted.
+	// Unread says why messages may be missing: when List reached the queue's end, other consumers
+	// were there, or messages waited for their delivery time. It is empty if List read every
+	// message, if it didn't read to the end, and if WarningConsumers and WarningWaiting are
+	// accepted.
 	Unread string `json:"unread,omitempty"`
 }
 
 // maxPage bounds ListConfig.Limit, and with it the memory of a List.
 const maxPage = 10_000
 
-// List walks a queue from its head and returns a page of the messages that match. The
-// messages stay in the queue, in order. A List has no bodies: see [Desk.Show]. The errors:
+// List scans a queue from its head and returns a page of the messages that match. The
+// messages stay in the queue, in order. The page has no bodies: use [Desk.Show] to read one
+// message completely. The errors:
 //
-//	*argument.Error           cfg can't be used
-//	*SideEffectsError               reading would change something, and that isn't accepted
-//	declare.ErrNotFound        the queue doesn't exist
-//	*client.Error             as Conn.Consume has them; ErrConnectionLost after several tries
-//	context.DeadlineExceeded  the queue is too large to be read in 15 minutes; the List has
-//	                          what was read
+//   - [*argument.Error]: a field of cfg is invalid.
+//   - [*SideEffectsError]: reading has side effects that cfg.Accept doesn't list.
+//   - [declare.ErrNotFound]: the queue doesn't exist.
+//   - [*client.Error]: the broker can't be reached or refuses, as in [client.Conn.Consume].
+//     List reconnects a few times before it returns [client.ErrConnectionLost].
+//   - [context.DeadlineExceeded]: reading the queue takes more than 15 minutes. The List has
+//     what was read.
+//   - ctx's cause, if ctx ends.
 func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 	at := argument.Root("ListConfig")
 	switch {
@@ -103,7 +115,11 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 			switch {
 			case list.Matched <= uint64(cfg.Skip):
 			case len(list.Messages) < cfg.Limit:
-				list.Messages = append(list.Messages, l.summary(position))
+				m := l.summary(position)
+				if cfg.PropertyTexts {
+					m.PropertyTexts = l.propertyTexts()
+				}
+				list.Messages = append(list.Messages, m)
 			default:
 				list.More = true
 				if !cfg.Count {
@@ -121,34 +137,39 @@ func (d *Desk) List(ctx context.Context, cfg ListConfig) (List, error) {
 // DeadLetter is one message with all its sections.
 type DeadLetter struct {
 	Summary
+	// Durable, TTL (in milliseconds), and DeliveryCount are from the message's header.
 	Durable       bool   `json:"durable"`
-	TTL           uint32 `json:"ttl,omitempty"` // milliseconds
+	TTL           uint32 `json:"ttl,omitempty"`
 	DeliveryCount uint32 `json:"delivery_count,omitempty"`
-	// Properties, ApplicationProperties, Annotations and Footer are in the JSON form of an
-	// Export, which keeps every AMQP type.
+	// Properties, ApplicationProperties, Annotations, and Footer are in the JSON form of
+	// [Desk.Export], which keeps every AMQP type.
 	Properties            json.RawMessage `json:"properties,omitempty"`
 	ApplicationProperties json.RawMessage `json:"application_properties,omitempty"`
 	Annotations           json.RawMessage `json:"annotations,omitempty"`
 	Footer                json.RawMessage `json:"footer,omitempty"`
-	// Body is the body as text, in the form that BodyForm names: "json" (indented), "text"
-	// (valid UTF-8 without control characters), "hex" (a hexadecimal dump of bytes) or "typed"
-	// (an amqp-value or amqp-sequence, as Export writes it). It shows at most the first
-	// 1 MiB of the body, or the first 256 KiB as "hex". BodySize is the size of the whole
-	// body in bytes. If BodyCut is set, Body is incomplete; the BodySize of a "typed"
-	// body is then too small.
+	// Body is the body as text, in the form that BodyForm names:
+	//
+	//   - "json": indented JSON.
+	//   - "text": valid UTF-8 without control characters.
+	//   - "hex": a hexadecimal dump of bytes.
+	//   - "typed": an amqp-value or amqp-sequence, as Export writes it.
+	//
+	// Body has at most the first 1 MiB of the body, or the first 256 KiB as "hex". BodySize
+	// is the size of the whole body in bytes. BodyCut reports whether Body is incomplete; the
+	// BodySize of a "typed" body is then too small.
 	Body     string `json:"body"`
 	BodyForm string `json:"body_form"`
 	BodySize int    `json:"body_size"`
 	BodyCut  bool   `json:"body_cut,omitempty"`
-	// RawBody is the whole body if it is bytes or text, and nil if it isn't. If the message
-	// can't be decoded, it is the encoded message.
+	// RawBody is the whole body if it is bytes or text, and nil otherwise. If the message
+	// can't be decoded, RawBody is the encoded message.
 	RawBody []byte `json:"-"`
-	// History is the message's history, oldest first, with each failed attempt that the message
-	// records: see retry.AttemptsOf.
-	History []HistoryEvent `json:"hops"`
+	// History is what happened to the message, oldest event first, with each failed attempt
+	// that the message records: see [retry.AttemptsOf].
+	History []HistoryEvent `json:"history"`
 }
 
-// What Letter.BodyForm may be.
+// The values of DeadLetter.BodyForm.
 const (
 	bodyJSON  = "json"  // indented
 	bodyText  = "text"  // valid UTF-8 without control characters
@@ -158,28 +179,29 @@ const (
 
 const maxShown = 1 << 20
 
-// ShowConfig selects the message of a Show. Queue and ID are required.
+// ShowConfig configures [Desk.Show]. Queue and ID are required.
 type ShowConfig struct {
+	// Queue is the queue that has the message.
 	Queue string
-	// ID is an ID of List, or a message-id.
+	// ID is the ID of a [Summary], or a message-id.
 	ID string
-	// Accept lists the caveats that the caller accepts. See [Caveat].
+	// Accept lists the warnings that the caller accepts. See [Warning].
 	Accept []WarningCode
-	// Found, if not nil, is called with the message as soon as it is read, at most once and
-	// before Show returns. What it means is what [ListConfig] says of its Found. The slices
-	// of the Letter are also those of Show's result.
+	// OnFound, if not nil, is called with the message as soon as it is read, at most once and
+	// before Show returns. The rules of ListConfig.OnFound apply. The DeadLetter shares its
+	// slices with Show's result.
 	OnFound func(DeadLetter)
-	// Progress, if not nil, is called a few times a second, also after Found. It must not
+	// OnProgress, if not nil, is called a few times a second, also after OnFound. It must not
 	// block.
 	OnProgress func(Progress)
 }
 
-// Show returns the first message of a queue whose ID or message-id is cfg.ID. It walks the
-// queue up to that message and changes none. The errors are those of List, and a
-// *NoMessageError if there is no such message.
+// Show returns the first message of a queue whose ID or message-id is cfg.ID. It scans the
+// queue up to that message and changes none. If there is no such message, the error is a
+// [*NoMessageError]. The other errors are those of [Desk.List].
 func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (DeadLetter, error) {
 	if cfg.ID == "" {
-		return DeadLetter{}, argument.At(argument.Root("ShowConfig").Field("ID"), argument.CodeMissing, nil, "is empty", "give an ID of List, or a message-id")
+		return DeadLetter{}, argument.At(argument.Root("ShowConfig").Field("ID"), argument.CodeMissing, nil, "is empty", "use the ID of a Summary, or a message-id")
 	}
 	notify := notifier{notify: cfg.OnProgress}
 	t, leave, err := d.enter(ctx, cfg.Queue, cfg.Accept, &notify)
@@ -225,20 +247,41 @@ func (d *Desk) Show(ctx context.Context, cfg ShowConfig) (DeadLetter, error) {
 	return DeadLetter{}, err
 }
 
-// NoMessageError says that a queue has no message with this ID or message-id.
+// NoMessageError means that Show found no message with this ID or message-id.
 type NoMessageError struct {
 	Queue, ID string
-	Seen      int // messages that were looked at
-	// Unread is why there may be such a message: others consume from the queue. Empty if every
-	// message was read.
+	// Seen is the number of messages that Show read.
+	Seen int
+	// Unread says why the message may still be there: other consumers are on the queue, or
+	// messages wait in it for their delivery time. It is empty if Show read every message.
 	Unread string
 }
 
 func (e *NoMessageError) Error() string {
 	if e.Unread != "" {
-		return fmt.Sprintf("hopback: none of the %d messages that could be read in %q has the ID or message-id %.100q; %s", e.Seen, e.Queue, e.ID, e.Unread)
+		return fmt.Sprintf("hopback: no message in the queue %q has the ID or message-id %.100q, of %s read; %s", e.Queue, e.ID, many(uint64(e.Seen), "message", "messages"), e.Unread)
 	}
-	return fmt.Sprintf("hopback: none of the %d messages in %q has the ID or message-id %.100q", e.Seen, e.Queue, e.ID)
+	return fmt.Sprintf("hopback: no message in the queue %q has the ID or message-id %.100q, of %s read", e.Queue, e.ID, many(uint64(e.Seen), "message", "messages"))
+}
+
+const (
+	// maxProperties bounds Summary.PropertyTexts, and maxPropertyText each name and value, in bytes.
+	maxProperties   = 100
+	maxPropertyText = 1000
+)
+
+// propertyTexts are the application properties for people. A name that is too long isn't cut:
+// nobody could filter by it.
+func (l *deadLetter) propertyTexts() map[string]string {
+	texts := make(map[string]string, min(len(l.application), maxProperties))
+	for _, e := range l.application {
+		name, ok := text(e.Key)
+		if !ok || len(name) > maxPropertyText || len(texts) == maxProperties {
+			continue
+		}
+		texts[name] = cut(propertyText(e.Value), maxPropertyText)
+	}
+	return texts
 }
 
 func (l *deadLetter) whole(position int) *DeadLetter {
@@ -270,12 +313,12 @@ func (l *deadLetter) whole(position int) *DeadLetter {
 		raw, ok = l.payload, true
 	}
 	if ok {
-		w.RawBody = append([]byte{}, raw...) // the payload's room is used again
+		w.RawBody = append([]byte{}, raw...) // the payload's buffer is reused
 	}
 	return w
 }
 
-// shownBody is the body for people.
+// shownBody is the body as people read it.
 func (l *deadLetter) shownBody() (text string, form string, size int, short bool) {
 	b, ok := l.bytes()
 	if l.bad != nil {
@@ -321,7 +364,7 @@ func (l *deadLetter) shownBody() (text string, form string, size int, short bool
 	if utf8.Valid(t) && !strings.ContainsFunc(string(t), func(r rune) bool { return r < ' ' && r != '\n' && r != '\r' && r != '\t' || r == 0x7f }) {
 		return string(t), bodyText, size, short
 	}
-	// A dump takes five times the room.
+	// A dump is about five times as long.
 	if len(b) > maxShown/4 {
 		b, short = b[:maxShown/4], true
 	}

@@ -16,13 +16,13 @@ import (
 )
 
 // A dead-letter queue that is declared with retry.Policy.ReplayByMove dead-letters to an
-// exchange that leads back. A message there that is settled as modified and
-// undeliverable-here goes to its work queue, with the annotations of the settlement: the
+// exchange that leads back to the work queues. If a message there is settled as modified and
+// undeliverable-here, it goes to its work queue, with the annotations of the settlement: the
 // broker moves it, at least once, and nothing is published.
 //
-// A settlement can add annotations and overwrite them. It can't take any away, and can't
-// change anything else. So what a replay has to forget is overwritten with "" and 0, which
-// package retry reads as nothing, and some messages can't be moved: see movable.
+// A settlement can add and overwrite annotations. It can't remove any, and can't change
+// anything else. So a replay overwrites what it has to forget with "" and 0, which package
+// retry treats as absent, and some messages can't be moved: see movable.
 
 // wayOut is the exchange that a queue dead-letters to at least once, or "".
 func wayOut(info declare.QueueInfo) string {
@@ -36,7 +36,7 @@ func wayOut(info declare.QueueInfo) string {
 	return text("x-dead-letter-exchange")
 }
 
-// wayBack says whether exchange brings what is replayed to queue.
+// wayBack reports whether exchange brings replayed messages to queue.
 func (d *Desk) wayBack(ctx context.Context, exchange, queue string) bool {
 	if d.cfg.HTTP != nil {
 		reply, err := d.cfg.HTTP.Get(ctx, "/exchanges/"+address.Escape(d.cfg.HTTP.VHost())+"/"+address.Escape(exchange))
@@ -44,7 +44,7 @@ func (d *Desk) wayBack(ctx context.Context, exchange, queue string) bool {
 		if err != nil || json.Unmarshal(reply, &x) != nil || x.Type != string(declare.ExchangeHeaders) {
 			return false
 		}
-		// Where 32 messages can't be delivered, all that the dead-letter queue moves wait.
+		// If 32 messages can't be delivered, everything that the dead-letter queue moves waits.
 		p, err := d.policy(ctx, queue)
 		if err != nil || p.MaxLength != nil || p.MaxBytes != nil {
 			return false
@@ -67,13 +67,13 @@ func (d *Desk) wayBack(ctx context.Context, exchange, queue string) bool {
 	return false
 }
 
-// movable says whether the message is as new once its annotations are.
+// movable reports whether overwriting annotations is enough to make the message as new.
 func (l *deadLetter) movable(now time.Time) bool {
 	if l.bad != nil {
 		return false
 	}
 	if h := l.header; h != nil && (h.DeliveryCount > 0 || h.TTL.Set) {
-		// RabbitMQ takes the count along, and 4.3 counts it toward the work queue's limit.
+		// RabbitMQ keeps the count, and 4.3 counts it toward the work queue's limit.
 		return false
 	}
 	_, counted := l.m.ApplicationProperties[retry.CountProperty]
@@ -91,13 +91,13 @@ func (l *deadLetter) movable(now time.Time) bool {
 	return ok && due.Before(now)
 }
 
-// Annotations that a replay forgets, and what says so.
+// Annotations that a replay forgets, and the values that overwrite them.
 var forgotten = map[string]any{
 	client.AnnotationError: "", annotation.History: "", annotation.ReplayedBy: "",
 	annotation.Retries: int64(0), annotation.Delay: int64(0), client.AnnotationKnownCount: int64(0),
 }
 
-// moved are the annotations that make the message as new on its way to queue.
+// moved are the annotations that make the message as new in queue.
 func (l *deadLetter) moved(mark ReplayMark, queue string) frames.Map {
 	out := frames.Map{
 		{Key: frames.Symbol(client.AnnotationReason), Value: string(retry.ReasonReplayed)},
@@ -124,7 +124,7 @@ func (l *deadLetter) moved(mark ReplayMark, queue string) frames.Map {
 	return out
 }
 
-// moves says whether a message goes to its queue without a copy.
+// moves reports whether a message goes to its queue without a copy.
 func (r *replay) moves(ctx context.Context, l *deadLetter, to address.Address) bool {
 	if r.wayOut == "" || r.cfg.Edit != nil || r.cfg.Copy || !to.IsQueue() || !l.movable(time.Now()) {
 		return false
@@ -140,7 +140,7 @@ func (r *replay) moves(ctx context.Context, l *deadLetter, to address.Address) b
 	return leads
 }
 
-// move has the broker bring a message to queue.
+// move makes the broker move a message to queue.
 func (r *replay) move(ctx context.Context, w *scan, out *outbox, v dedicated.Delivery, l *deadLetter, id, queue string) error {
 	if err := r.room(ctx, w, out, 0, false); err != nil {
 		return err

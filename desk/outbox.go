@@ -9,28 +9,28 @@ import (
 )
 
 const (
-	// inFlight and inFlightBytes bound the copies that wait for their answer.
+	// inFlight and inFlightBytes limit the unconfirmed copies.
 	inFlight      = 1000
 	inFlightBytes = 16 << 20
-	// answerLimit is how long a replay or an import that is stopped waits for answers.
+	// answerLimit is how long a stopped replay or import waits for confirmations.
 	answerLimit = 30 * time.Second
 )
 
-// outbox is the connection that copies are sent on. It is opened when it is needed, and
-// again after a refusal has ended it.
+// outbox is the connection that sends copies. It is opened on first use, and again after the
+// broker has closed it over a refusal.
 type outbox struct {
 	d       *Desk
 	c       *dedicated.Conn
-	changed chan struct{} // has one when an answer has come
+	changed chan struct{} // has an element after an answer
 
 	mu    sync.Mutex
 	open  int // copies without an answer
-	bytes int // theirs
+	bytes int // the size of these copies
 }
 
 func newOutbox(d *Desk) *outbox { return &outbox{d: d, changed: make(chan struct{}, 1)} }
 
-// send sends a copy. tell is called with its answer, unless send returns an error.
+// send sends a copy. It calls notify with the broker's answer, unless send returns an error.
 func (o *outbox) send(ctx context.Context, target string, payload []byte, notify func(error)) error {
 	if o.c != nil && o.c.Err() != nil {
 		o.close()
@@ -69,8 +69,8 @@ func (o *outbox) count(n, bytes int) {
 	}
 }
 
-// room waits until a copy of size bytes has room among those that wait for their answer, or
-// until there are none, if it is to be alone. It doesn't wait once gone is closed.
+// room waits until the limits allow another copy of size bytes. With alone, it waits until no
+// copy is in flight. It stops waiting when gone is closed.
 func (o *outbox) room(ctx context.Context, size int, alone bool, gone <-chan struct{}) error {
 	for {
 		o.mu.Lock()
@@ -89,8 +89,8 @@ func (o *outbox) room(ctx context.Context, size int, alone bool, gone <-chan str
 	}
 }
 
-// wait waits for the answers to what was sent, for at most limit, and for answerLimit once
-// ctx has ended. While it waits, it calls progress.
+// wait waits for the answers to all copies, for limit at most, and for answerLimit after ctx
+// has ended. While it waits, it calls progress.
 func (o *outbox) wait(ctx context.Context, limit time.Duration, progress func()) {
 	end := time.NewTimer(limit)
 	defer end.Stop()
@@ -111,7 +111,7 @@ func (o *outbox) wait(ctx context.Context, limit time.Duration, progress func())
 			stopped = nil
 			end.Reset(answerLimit)
 		case <-end.C:
-			o.cut() // the answers come as lost
+			o.cut() // all open answers become losses
 		case <-tick.C:
 		}
 	}
@@ -124,7 +124,7 @@ func (o *outbox) done() <-chan struct{} {
 	return o.c.Done()
 }
 
-// cut ends the connection at once.
+// cut closes the connection immediately.
 func (o *outbox) cut() {
 	if o.c != nil {
 		ctx, cancel := context.WithCancel(context.Background())

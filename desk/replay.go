@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,53 +19,56 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// ReplayConfig selects the messages to replay and their destination. Queue is required, and
-// so is Filter or All.
+// ReplayConfig configures [Desk.Replay]. Queue is required, and so is Filter or All.
 type ReplayConfig struct {
-	// Queue is the dead-letter queue, or the parking queue.
+	// Queue is the dead-letter queue or parking queue to replay from.
 	Queue string
-	// Filter selects the messages. The zero Filter is refused unless All is set.
+	// Filter selects the messages. A Filter that selects all messages, such as the zero
+	// value, is refused unless All is set.
 	Filter Filter
 	All    bool
-	// ID names the replay, in valid UTF-8 of at most 100 bytes. A message that was already
-	// in the replay of this ID isn't replayed again. So a stopped replay continues when it
-	// is called with the same ID, and leaves out messages that have died again meanwhile.
-	// Default: a generated ID, which the report has.
+	// ID names the replay, in valid UTF-8 of at most 100 bytes. Default: a generated ID,
+	// which the report has.
+	//
+	// A message that has been in a replay isn't replayed again under the same ID. So to
+	// continue a replay that was stopped, call Replay again with its ID: messages that have
+	// been dead-lettered again since then stay in the queue.
 	ID string
 	// By is the person or program that replays, in valid UTF-8 of at most 100 bytes. Each
-	// message gets it as annotation.ReplayedBy.
+	// message carries it in the annotation x-opt-hopback-replayed-by. Default: none.
 	By string
-	// ToExchange sends each message to the exchange and with the routing key that it was
-	// first published with, and every queue that is bound there gets it. A message that
-	// records neither goes to the queue that it was dead-lettered from, as all do by default.
+	// ToExchange publishes each message to the exchange and with the routing key that it was
+	// first published with. Every queue that is bound there gets it. Default: a message goes
+	// to the queue that it was dead-lettered from, and so does one that records neither
+	// exchange nor routing key.
 	//
-	// The broker's record of that is lost when StrategyRepublish or Central copies the
-	// message, or a replay does. Then the exchange must have a binding to the queue that the
-	// message was dead-lettered from, and the routing key must match it.
+	// The broker's record of the exchange and routing key is lost when StrategyRepublish,
+	// Central, or a replay copies the message. Such a message is replayed only if the exchange
+	// has a binding to the queue that it was dead-lettered from, and the routing key matches
+	// that binding.
 	ToExchange bool
-	// Address, if it isn't zero, is the address of all messages instead. It can't be Queue.
+	// Address, if it isn't zero, is where all messages go instead. It can't be Queue.
 	//
-	// Without it hopback has to know where a message came from. A message's sender can write
-	// any annotation, so an annotation alone never decides that. It has to agree with what
-	// the broker recorded when it dead-lettered the message (x-opt-deaths), or with the
-	// dead-letter queue that the message is in. A message with neither stays in the queue
-	// and counts as failed.
+	// Without it, Replay must know where a message came from. Annotations alone never decide
+	// that, since a message's sender can write any. They must agree with what the broker
+	// recorded when it dead-lettered the message (x-opt-deaths), or with the dead-letter queue
+	// that the message is in. Otherwise the message stays in the queue and counts as failed.
 	Address address.Address
 	// DryRun counts the selected messages and sends nothing.
 	DryRun bool
-	// Rate limits the messages per second. 0 means no limit: as fast as the broker
+	// Rate is the maximum number of messages per second. Default: 0, as fast as the broker
 	// confirms.
 	Rate float64
-	// Max limits the messages that are replayed. 0 means no limit.
+	// Max is the maximum number of messages to replay. Default: 0, no limit.
 	Max uint64
-	// Copy has all messages copied. By default those are moved that can be: see Replay.
+	// Copy copies every message, even if the broker could move it: see Replay.
 	Copy bool
-	// Edit, if not nil, changes each selected message before it is sent. If it returns an
-	// error the message stays in the queue and counts as failed.
+	// Edit, if not nil, can change each selected message before it is sent. If it returns an
+	// error, the message stays in the queue and counts as failed.
 	Edit func(*Edit) error
-	// Accept lists the caveats that the caller accepts. See [Caveat].
+	// Accept lists the warnings that the caller accepts. See [Warning].
 	Accept []WarningCode
-	// Progress, if not nil, is called a few times a second. It must not block.
+	// OnProgress, if not nil, is called a few times a second. It must not block.
 	OnProgress func(Progress)
 }
 
@@ -75,48 +77,50 @@ type ReplayReport struct {
 	// ID is the replay's ID: ReplayConfig.ID or the generated one.
 	ID     string `json:"id"`
 	DryRun bool   `json:"dry_run,omitempty"`
-	// Seen is the number of messages that the last walk read. Messages that an earlier walk
+	// Seen is the number of messages that the last scan read. Messages that an earlier scan
 	// replayed are no longer in the queue.
 	Seen uint64 `json:"seen"`
 	// Matched is the number of selected messages: those replayed, those that a dry run
 	// would replay, and those that failed.
 	Matched uint64 `json:"matched"`
 	// Replayed is the number of messages that were moved, or whose copy is confirmed and
-	// whose original is gone from the queue.
+	// whose original is removed from the queue.
 	Replayed uint64 `json:"replayed"`
-	// Moved is how many of them were moved without a copy, or would be in a dry run.
+	// Moved is how many of them the broker moved without a copy, or would move in a dry run.
 	Moved uint64 `json:"moved,omitempty"`
-	// Again is the number of messages that match but were in this replay before. They have
-	// died again, and stay in the queue.
+	// Again is the number of messages that match but have been in this replay before. They
+	// were dead-lettered again, and stay in the queue.
 	Again uint64 `json:"again,omitempty"`
-	// Failed is the number of messages that couldn't be sent and stay in the queue. A dry run
-	// finds those whose destination doesn't exist, and those that can't be decoded.
-	// Failures has the first 20 of them.
+	// Failed is the number of messages that couldn't be sent and stay in the queue. Failures
+	// has the first 20 of them. A dry run counts messages whose destination doesn't exist, and
+	// messages that can't be decoded.
 	Failed   uint64    `json:"failed"`
 	Failures []Failure `json:"failures,omitempty"`
-	// Unknown is the number of messages for which the connection was lost before it was
-	// certain that they were replayed. Each may exist twice if it was copied. One that was
-	// moved is either back or still dead.
-	Unknown uint64 `json:"unsure,omitempty"`
+	// Unknown is the number of messages whose outcome is unknown, since the connection was
+	// lost too early. A message that was being copied may exist twice. One that was being
+	// moved is either in its work queue or still in the dead-letter queue.
+	Unknown uint64 `json:"unknown,omitempty"`
 	// Groups counts the selected messages by group, the largest first, at most 100. Others
 	// counts the messages of all other groups.
 	Groups []Group `json:"groups,omitempty"`
 	Others uint64  `json:"others,omitempty"`
-	// Scans is the number of walks. It is above 1 after a lost connection, and if a walk
-	// took longer than 15 minutes.
-	Scans int `json:"walks"`
-	// Complete reports whether the last walk read all messages up to the queue's end.
+	// Scans is the number of scans. It is above 1 after a lost connection, after a scan that
+	// took longer than 15 minutes, and after a scan that restored the queue's order.
+	Scans int `json:"scans"`
+	// Complete reports whether the last scan read all messages of the queue. It is false if Unread
+	// isn't empty.
 	Complete bool `json:"complete"`
-	// Warnings are the guarantees that the replay couldn't give. Unread is why messages may be
-	// missing: others consumed from the queue when the last walk reached its end. Empty if
-	// every message was read, if the replay didn't go to the end, and if WarningConsumers is
-	// accepted.
-	Warnings []Warning     `json:"caveats,omitempty"`
-	Unread   string        `json:"unread,omitempty"`
-	Took     time.Duration `json:"took"` // in nanoseconds in JSON
+	// Warnings are the warnings about reading the queue. Unread says why messages may be
+	// missing: when the last scan reached the queue's end, other consumers were there, or
+	// messages waited for their delivery time. It is empty if the replay read every message, if it
+	// didn't read to the end, and if WarningConsumers and WarningWaiting are accepted.
+	Warnings []Warning `json:"warnings,omitempty"`
+	Unread   string    `json:"unread,omitempty"`
+	// Took is how long the replay took. In JSON it is in nanoseconds.
+	Took time.Duration `json:"took"`
 }
 
-// Failure is a message that couldn't be replayed. ID is that of its Summary, Target the
+// Failure is a message that couldn't be replayed. ID is the ID of its [Summary], Target the
 // address it was meant for, and Err the reason.
 type Failure struct {
 	ID        string `json:"id"`
@@ -127,33 +131,39 @@ type Failure struct {
 
 const (
 	maxFailures = 20
-	// maxFailed is how many failed messages a replay remembers, so as not to try them
-	// again in a further walk.
+	// maxFailed is how many failed messages a replay remembers, to skip them in later scans.
 	maxFailed = 100_000
-	// fruitless is after how many walks without a message replayed a replay gives up.
+	// fruitless is how many scans in a row may fail without replaying a message.
 	fruitless = 8
 )
 
-// Replay sends the selected messages of a queue back to where they came from, as new: the
-// retry count, the first failure and the delivery time start over. All other messages stay
-// in the queue, in order.
+// Replay sends the selected messages of a queue back to where they came from, as new
+// messages: the retry count, the first failure, and the delivery time start over. All other
+// messages stay in the queue, in order. Use it after the cause of the failures is fixed; a
+// dry run counts the messages first.
 //
-// Replay publishes a copy of each message, and accepts the original only after the broker
-// has confirmed the copy. So a message may be duplicated, but never lost.
+// By default, Replay publishes a copy of each message, and acknowledges the original only
+// after the broker has confirmed the copy. A crash in between can duplicate a message; it
+// can't lose one.
 //
-// Where the topology has retry.Policy.ReplayByMove, the broker moves the messages back
-// instead, at least once: nothing is published, and a lost connection duplicates nothing. A
-// message can be moved only to its work queue, and only if that has no maximum length. It
-// is copied if it was ever delivered and not settled (its delivery-count is above 0), has a
-// time to live or an x-retry-count, or if ReplayConfig.Edit or Copy is set.
+// With [retry.Policy.ReplayByMove] in the topology, the broker moves the messages instead, at
+// least once. Nothing is published, and a lost connection duplicates nothing. Replay still
+// copies a message if any of these is true:
 //
-// Replay survives lost connections. When ctx ends it stops: the originals of confirmed
-// copies are accepted, all others stay in the queue, and the error is ctx's cause. Call it
-// with the same ID to continue. If the process is killed, the broker puts the held messages
-// back in order.
+//   - It doesn't go to its work queue, or the work queue has a maximum length.
+//   - It was delivered and came back (its delivery-count is above 0).
+//   - It has a time to live or an x-retry-count, or is held until a delivery time in the
+//     future.
+//   - ReplayConfig.Edit or Copy is set.
 //
-// The report is valid even if the error isn't nil. The errors are those of List except
-// context.DeadlineExceeded: after 15 minutes a replay gives its messages back and begins another walk.
+// Replay continues after a lost connection. If the process is killed, the broker requeues
+// the held messages in order. If ctx ends, Replay stops and returns ctx's cause: the
+// originals of confirmed copies are acknowledged, and all other messages stay in the queue.
+// To continue, call Replay again with the same ID.
+//
+// The report is valid even with an error. The errors are those of [Desk.List] except
+// [context.DeadlineExceeded]: after 15 minutes a replay requeues its messages and scans
+// again.
 func (d *Desk) Replay(ctx context.Context, cfg ReplayConfig) (ReplayReport, error) {
 	began := time.Now()
 	if err := cfg.check(); err != nil {
@@ -185,20 +195,20 @@ func (c *ReplayConfig) check() error {
 	at := argument.Root("ReplayConfig")
 	switch {
 	case c.Filter.everything() && !c.All:
-		return argument.At(at.Field("Filter"), argument.CodeMissing, nil, "selects all messages", "set All if that is meant")
+		return argument.At(at.Field("Filter"), argument.CodeMissing, nil, "selects all messages", "set All if you mean that, or narrow the Filter")
 	case len(c.ID) > maxWord || !utf8.ValidString(c.ID):
 		return argument.At(at.Field("ID"), argument.CodeTooLong, c.ID, "is over 100 bytes or not valid UTF-8", "use a short name")
 	case len(c.By) > maxWord || !utf8.ValidString(c.By):
 		return argument.At(at.Field("By"), argument.CodeTooLong, c.By, "is over 100 bytes or not valid UTF-8", "use a short name")
 	case !(c.Rate >= 0) || c.Rate > 1e9:
-		return argument.At(at.Field("Rate"), argument.CodeOutOfRange, fmt.Sprint(c.Rate), "is out of range", "use messages a second, or 0 for no bound")
+		return argument.At(at.Field("Rate"), argument.CodeOutOfRange, fmt.Sprint(c.Rate), "is out of range", "use the number of messages per second, or 0 for no limit")
 	}
 	if !c.Address.IsZero() {
 		if err := c.Address.Validate(); err != nil {
 			return err
 		}
 		if c.Address == address.Queue(c.Queue) {
-			return argument.At(at.Field("Address"), argument.CodeConflict, c.Queue, "is the queue that is replayed from", "name another one")
+			return argument.At(at.Field("Address"), argument.CodeConflict, c.Queue, "is the queue that you replay from", "use another address")
 		}
 	}
 	if c.ID == "" {
@@ -207,7 +217,7 @@ func (c *ReplayConfig) check() error {
 	return c.Filter.check()
 }
 
-// replay is a Replay under way.
+// replay is a Replay that is running.
 type replay struct {
 	d      *Desk
 	cfg    ReplayConfig
@@ -215,10 +225,10 @@ type replay struct {
 	of     uint64
 	notify notifier
 	next   time.Time // when the rate allows another message
-	turns  int       // walks that ended to put the queue in order
+	turns  int       // scans that stopped to restore the queue's order
 
-	refused map[string]error    // addresses that take nothing, and why
-	known   map[string]bool     // addresses that were attached to
+	refused map[string]error    // addresses that the broker refuses, and why
+	known   map[string]bool     // addresses that a sender has attached to
 	feeding map[string]*feeding // by the names of an exchange and a queue
 
 	wayOut   string          // the exchange that moves messages, or ""
@@ -228,13 +238,13 @@ type replay struct {
 	report   ReplayReport
 	failed   map[string]bool // by ID
 	groups   *tally
-	sent     uint64 // messages that were replayed, or are on their way
-	lost     uint64 // copies whose answer will not come
-	accepted uint64 // since it was last certain that the broker had read of them
+	sent     uint64 // messages that are replayed or in flight
+	lost     uint64 // copies without an answer on a lost connection
+	accepted uint64 // originals accepted since the broker last showed that it had read everything
 	moving   uint64 // messages moved since then
 }
 
-// run walks the queue until it is through.
+// run scans the queue until one scan completes.
 func (r *replay) run(ctx context.Context) error {
 	for try := range link.Tries(ctx, backoff.Pause) {
 		before := r.report.Replayed
@@ -256,15 +266,15 @@ func (r *replay) run(ctx context.Context) error {
 		case try.Attempt() == fruitless:
 			return err
 		}
-		r.d.log.Warn("hopback: the connection was lost during a replay, going on", "queue", r.cfg.Queue, "replay", r.cfg.ID, "replayed", r.report.Replayed, "error", err)
+		r.d.log.Warn("hopback: the connection was lost during a replay; reconnecting to continue", "queue", r.cfg.Queue, "replay", r.cfg.ID, "replayed", r.report.Replayed, "error", err)
 	}
 	return context.Cause(ctx)
 }
 
-// errHeld ends a walk that has held its messages for long enough.
-var errHeld = errors.New("held for long enough")
+// errHeld stops a scan that has held its messages for maxHold.
+var errHeld = errors.New("messages were held for the maximum time")
 
-// pass walks the queue once. again says that another walk is needed.
+// pass scans the queue once. again reports whether another scan is needed.
 func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	r.report.Seen, r.report.Again = 0, 0
 	if r.cfg.DryRun {
@@ -276,12 +286,12 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	w.passed, w.othersToo = r.progressOf, slices.Contains(r.cfg.Accept, WarningConsumers)
+	w.passed, w.accept = r.progressOf, r.cfg.Accept
 	out := newOutbox(r.d)
 	defer out.close()
 	for more := true; more && err == nil; {
 		n := batch
-		if r.cfg.Rate > 0 { // what is asked for is held until it was looked at
+		if r.cfg.Rate > 0 { // all requested messages are held until they are read
 			n = int(max(min(r.cfg.Rate, batch), 10))
 		}
 		more, err = w.next(ctx, n, func(v dedicated.Delivery, l *deadLetter) error { return r.visit(ctx, w, out, v, l) })
@@ -290,14 +300,14 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 		}
 		if err == nil {
 			r.mu.Lock()
-			r.certain() // the broker has read all that was written before it answered
+			r.certain() // the broker has read everything that was written before its answer
 			r.mu.Unlock()
 			if !more {
 				more = r.d.again(ctx, w)
 			}
 		}
 	}
-	// Messages may be held for no longer.
+	// Messages are held for maxHold at most.
 	out.wait(ctx, max(time.Until(w.began.Add(maxHold)), answerLimit), r.progress)
 	back := w.end()
 	r.mu.Lock()
@@ -329,16 +339,16 @@ func (r *replay) pass(ctx context.Context) (again bool, err error) {
 	return false, nil
 }
 
-// certain counts what the broker has read of for certain. It is called with mu held.
+// certain counts what the broker has certainly read. It is called with mu held.
 func (r *replay) certain() {
 	r.report.Replayed += r.moving
 	r.report.Moved += r.moving
 	r.accepted, r.moving = 0, 0
 }
 
-var errUnanswered = errors.New("copies without an answer")
+var errUnanswered = errors.New("the broker didn't confirm all copies")
 
-// visit looks at one message, and sends it on if it is selected.
+// visit reads one message, and sends it if it is selected.
 func (r *replay) visit(ctx context.Context, w *scan, out *outbox, v dedicated.Delivery, l *deadLetter) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -393,7 +403,7 @@ func (r *replay) visit(ctx context.Context, w *scan, out *outbox, v dedicated.De
 	return err
 }
 
-// sending is how many messages were replayed, or are on their way.
+// sending is how many messages are replayed or in flight.
 func (r *replay) sending() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -454,8 +464,8 @@ func (r *replay) send(ctx context.Context, w *scan, out *outbox, v dedicated.Del
 	if err != nil {
 		return err
 	}
-	// An attach that the broker refuses may end the session, and with it the answers that
-	// are on their way. So nothing is on its way when an address is first attached to.
+	// If the broker refuses an attach, it may close the session, and confirmations in flight
+	// are lost. So nothing is in flight during the first attach to an address.
 	if err := r.room(ctx, w, out, len(payload), !r.known[target]); err != nil {
 		return err
 	}
@@ -508,8 +518,8 @@ func (r *replay) answered(w *scan, delivery uint32, id, messageID, target string
 		if refused {
 			r.fail(id, messageID, target, err)
 		} else if err == nil {
-			// Where this can't be written, the walk's connection is lost, and the message
-			// comes again.
+			// If this can't be written, the scan's connection is lost, and the message comes
+			// again.
 			err = w.r.Accept(delivery, delivery)
 		}
 		r.mu.Lock()
@@ -526,8 +536,7 @@ func (r *replay) answered(w *scan, delivery uint32, id, messageID, target string
 	}
 }
 
-// refuses reports whether the broker refuses an address so that another attempt doesn't
-// change it.
+// refuses reports whether the broker refuses an address, and would refuse it again.
 func refuses(no *dedicated.RefusedError) bool {
 	switch condition.OfLink(no.Condition, no.Text) {
 	case client.ErrNotFound, client.ErrUnauthorized, client.ErrRefused:
@@ -536,7 +545,7 @@ func refuses(no *dedicated.RefusedError) bool {
 	return false
 }
 
-// sendable is the answer of a dry run.
+// sendable is why a dry run counts a message as failed, or nil.
 func (r *replay) sendable(ctx context.Context, to address.Address, l *deadLetter) error {
 	switch {
 	case to == address.Queue(r.cfg.Queue):
@@ -553,10 +562,10 @@ func (r *replay) sendable(ctx context.Context, to address.Address, l *deadLetter
 	return err
 }
 
-var errBack = errors.New("it would come back to the queue that it is in")
+var errBack = errors.New("it would go back to the queue that it is in; set another address")
 
-// there asks once whether a queue exists: RabbitMQ 4.0 ends the session over an attach to
-// one that doesn't.
+// there checks once whether a queue exists: RabbitMQ 4.0 closes the session after an attach
+// to a queue that doesn't.
 func (r *replay) there(ctx context.Context, to address.Address) error {
 	if !to.IsQueue() || r.known[to.String()] {
 		return nil
@@ -566,11 +575,11 @@ func (r *replay) there(ctx context.Context, to address.Address) error {
 		r.refused[to.String()] = fmt.Errorf("the queue %q doesn't exist", to.QueueName())
 		return &unsendable{r.refused[to.String()]}
 	}
-	return nil // whatever else it says, the attach will tell
+	return nil // any other problem shows in the attach
 }
 
-// room waits until the rate allows another message, and there is room among those that
-// wait for their answer; or until there are none, if it is to be alone.
+// room waits until the rate allows another message and the copies in flight leave room for
+// it. With alone, it waits until none is in flight.
 func (r *replay) room(ctx context.Context, w *scan, out *outbox, size int, alone bool) error {
 	ctx, cancel := context.WithDeadlineCause(ctx, w.began.Add(maxHold), errHeld)
 	defer cancel()

@@ -17,22 +17,24 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// Scans of a queue take turns: of two at the same time each would see a part of the
-// messages, and what they give back would be out of order. A scan declares an exclusive
-// queue, which RabbitMQ refuses to every other connection and deletes with the connection.
-// Two scans over one connection are kept apart by this process.
+// Only one scan reads a queue at a time: each of two would get some of the messages, and
+// would return them out of order. A scan declares an exclusive queue, which RabbitMQ refuses
+// to every other connection and deletes with the connection. A lock in this process separates
+// two scans over one connection.
 //
-// Who may not declare that queue scans without it, and other consumers may take messages at
-// any time. So each scan asks at the queue's end whether it is the only consumer.
+// A user without permission to declare that queue scans without it, and other consumers can
+// get messages at any time. So each scan checks at the queue's end whether it is the only
+// consumer.
 
-// lockSuffix ends the name of the exclusive queue. It begins with the name of the queue that
-// is scanned, which permissions usually go by.
+// lockSuffix ends the name of the exclusive queue. The name starts with that of the scanned
+// queue, since permissions usually match the start of a name.
 const lockSuffix = ".hopback-scan"
 
 const (
-	// lockLimit bounds a request about the lock. A scan continues without it.
+	// lockLimit is the timeout of a request about the lock. After it, a scan continues
+	// without the lock.
 	lockLimit = 5 * time.Second
-	// A scan that waits asks again after firstWait, and then after up to longestWait.
+	// A waiting scan asks again after firstWait, and then after up to longestWait.
 	firstWait   = 50 * time.Millisecond
 	longestWait = time.Second
 )
@@ -48,15 +50,15 @@ func lockName(queue string) string {
 	return queue + lockSuffix
 }
 
-// localKey is a queue as a connection sees it.
+// localKey is a queue and the connection that scans it.
 type localKey struct {
 	conn  *client.Conn
 	queue string
 }
 
 type localLock struct {
-	free  chan struct{} // has one while nobody has the lock
-	users int           // who has it or waits for it
+	free  chan struct{} // has an element while the lock is free
+	users int           // scans that have the lock or wait for it
 }
 
 var (
@@ -64,8 +66,8 @@ var (
 	local   = map[localKey]*localLock{}
 )
 
-// enterLocal returns the lock of a queue in this process, and what to call when it isn't
-// used any more.
+// enterLocal returns the lock of a queue in this process. The caller calls forget after its last
+// use.
 func enterLocal(key localKey) (l *localLock, forget func()) {
 	localMu.Lock()
 	defer localMu.Unlock()
@@ -84,8 +86,8 @@ func enterLocal(key localKey) (l *localLock, forget func()) {
 	}
 }
 
-// enter waits until no other scan reads the queue, and returns the queue's terms. leave must
-// be called unless err is set.
+// enter waits until no other scan reads the queue, and returns the side effects of reading it.
+// Unless err is set, the caller calls leave at the end.
 func (d *Desk) enter(ctx context.Context, queue string, accept []WarningCode, notify *notifier) (t SideEffects, leave func(), err error) {
 	if _, err := declare.Inspect(ctx, d.conn.Management(), queue); err != nil {
 		return SideEffects{}, nil, err
@@ -99,13 +101,13 @@ func (d *Desk) enter(ctx context.Context, queue string, accept []WarningCode, no
 		return t, nil, err
 	}
 	if !alone {
-		t.Warnings = append(t.Warnings, Warning{Code: WarningScan, Text: "another scan reads it: each sees a part of the messages, and the order isn't kept"})
+		t.Warnings = append(t.Warnings, Warning{Code: WarningScan, Text: "another scan is reading it: each gets some of the messages, and the order isn't kept"})
 	}
 	return t, leave, nil
 }
 
-// lock waits until no other scan reads the queue. Without wait it doesn't, and alone says
-// whether another scan does.
+// lock waits until no other scan reads the queue. Without wait it returns at once, and alone
+// reports whether no other scan reads the queue.
 func (d *Desk) lock(ctx context.Context, queue string, wait bool, notify *notifier) (leave func(), alone bool, err error) {
 	l, forget := enterLocal(localKey{d.conn, queue})
 	waiting := func() { notify.now(Progress{Waiting: true}) }
@@ -163,14 +165,14 @@ func (d *Desk) lockBroker(ctx context.Context, queue string, wait bool, waiting 
 			return func() {
 				ctx, cancel := context.WithTimeout(context.Background(), lockLimit)
 				defer cancel()
-				// Where this fails, the connection has ended, and the queue with it.
+				// If this fails, the connection is lost, and the queue is deleted with it.
 				_, _, _ = d.conn.Management().Request(ctx, "DELETE", path, nil)
 			}, true, nil
 		case err != nil || !strings.Contains(text, "exclusive access to locked queue"):
 			if err == nil {
 				err = fmt.Errorf("status %d: %s", status, cut(text, 300))
 			}
-			d.log.Debug("hopback: a scan can't keep other scans away from its queue", "queue", queue, "declare", lockName(queue), "error", err)
+			d.log.Debug("hopback: a scan couldn't lock its queue; other scans may read it at the same time", "queue", queue, "declare", lockName(queue), "error", err)
 			if errors.Is(err, client.ErrUnauthorized) || status/100 == 4 {
 				d.unlockable.Store(queue, true)
 			}
@@ -185,30 +187,41 @@ func (d *Desk) lockBroker(ctx context.Context, queue string, wait bool, waiting 
 	}
 }
 
-// again is asked where a queue has no more messages. It finds out whether others consume
-// from the queue, unless that was accepted: w.unread says so. Where nobody does, the walk has
-// to ask the queue once more, for what others held until then.
+// again reports whether a scan that has reached the queue's end must ask for messages once
+// more. Unless other consumers were accepted, it checks for them and sets w.unread. If there
+// are none, the scan asks again for messages that others held until now. Messages that wait for
+// their delivery time are in w.unread, too, unless that was accepted.
 func (d *Desk) again(ctx context.Context, w *scan) bool {
-	if w.alone || w.othersToo {
+	if !w.alone && !slices.Contains(w.accept, WarningConsumers) {
+		w.unread = d.others(ctx, w.queue)
+		if w.alone = w.unread == ""; w.alone {
+			return true
+		}
+	}
+	if slices.Contains(w.accept, WarningWaiting) {
 		return false
 	}
-	w.unread = d.others(ctx, w.queue)
-	w.alone = w.unread == ""
-	return w.alone
+	if late := d.stillWaiting(ctx, w.queue); late != "" {
+		if w.unread != "" {
+			late = w.unread + "; " + late
+		}
+		w.unread = late
+	}
+	return false
 }
 
-// others says who else consumes from a queue that a walk reads; empty if nobody does.
+// others says that a scanned queue has other consumers. It returns "" if there are none.
 func (d *Desk) others(ctx context.Context, queue string) string {
 	info, err := declare.Inspect(ctx, d.conn.Management(), queue)
 	switch {
 	case ctx.Err() != nil:
 		return ""
 	case err != nil:
-		return "it couldn't be checked whether others consume from the queue: " + err.Error()
+		return "it is unknown whether the queue has other consumers: " + err.Error()
 	case info.Consumers == 2:
-		return "1 other consumer is on the queue: messages that it holds weren't read"
+		return "the queue has 1 other consumer: messages that it holds weren't read"
 	case info.Consumers > 2:
-		return fmt.Sprintf("%d other consumers are on the queue: messages that they hold weren't read", info.Consumers-1)
+		return fmt.Sprintf("the queue has %d other consumers: messages that they hold weren't read", info.Consumers-1)
 	}
 	return ""
 }

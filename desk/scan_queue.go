@@ -3,7 +3,7 @@ package desk
 import (
 	"context"
 	"errors"
-	"slices"
+	"fmt"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -14,32 +14,31 @@ import (
 )
 
 const (
-	// batch is how many messages are asked for at a time.
+	// batch is how many messages a scan requests at a time.
 	batch = 2000
-	// maxHold is how long a walk holds messages. RabbitMQ 4.3 takes back what is held for
-	// 30 minutes, its default. A walk that takes longer begins anew.
+	// maxHold is how long a scan holds messages. RabbitMQ 4.3 reclaims messages that are held
+	// for 30 minutes, its default. A scan that takes longer starts over.
 	maxHold = 15 * time.Minute
-	// openLimit bounds the opening of a walk, stepLimit one batch, and endLimit what gives
-	// back at the end.
+	// openLimit is the timeout for opening a scan, stepLimit for one batch, and endLimit for
+	// returning the messages at the end.
 	openLimit = 2 * time.Minute
 	stepLimit = 5 * time.Minute
 	endLimit  = 2 * time.Minute
-	// reachLimit bounds the time that the order is worth to a walk that is to stop.
+	// reachLimit is how long a stopping scan reads on to keep the order.
 	reachLimit = 5 * time.Minute
-	// requeue is how many messages are given back with one command of the broker.
+	// requeue is how many messages one settlement returns.
 	requeue = 1000
-	// turnBatch is how many messages are asked for at a time in a queue that is out of
-	// order, so that few are held behind its end. maxTurns is how often an operation begins
-	// again to put a queue in order: others who consume from it could make it do so for ever.
+	// turnBatch is how many messages a scan requests at a time in a queue that is out of
+	// order, so that few are held behind the turned part. maxTurns is how often an operation
+	// starts over to restore the order: with other consumers that might never end.
 	turnBatch = 100
 	maxTurns  = 3
 )
 
-// scan holds the messages of a queue from its head on, unsettled, and gives them back in
-// the end.
+// scan holds the messages of a queue from its head on, unsettled, and returns them at the end.
 //
-// The broker numbers the deliveries of a session without gaps. So what is held is a range
-// of numbers, however many there are, and costs this process nothing.
+// The broker numbers the deliveries of a session without gaps. So the held messages are a
+// range of numbers, which needs no memory, however many there are.
 type scan struct {
 	queue       string
 	in          *dedicated.Conn
@@ -48,12 +47,12 @@ type scan struct {
 	first, last uint32
 	held        bool // first and last are set
 	more        bool // there may be more in the queue
-	returned    bool // the last one was given back before
+	returned    bool // an earlier scan returned the last one
 	turn        turn
-	othersToo   bool              // other consumers were accepted
-	alone       bool              // no others consumed from the queue when it had no more
-	unread      string            // who else did, so that messages may not have been read
-	passed      func(seen uint64) // called for each batch of reach, unless nil
+	accept      []WarningCode     // what the caller accepts
+	alone       bool              // there was no other consumer at the queue's end
+	unread      string            // why messages may not have been read
+	passed      func(seen uint64) // if not nil, called for each batch of reach
 }
 
 // begin attaches to a queue.
@@ -76,9 +75,9 @@ func (d *Desk) begin(ctx context.Context, queue string) (*scan, error) {
 	return &scan{queue: queue, in: in, r: r, began: time.Now()}, nil
 }
 
-// next shows the next batch of messages. more is false where the queue has no more. An
-// error of visit ends the batch: what follows is held and isn't shown. A nil visit shows
-// nothing. ctx isn't looked at amid a batch, but by visit.
+// next passes the next batch of messages to visit, unless visit is nil. more is false if the
+// queue has no more messages. After an error of visit, the rest of the batch is held and not
+// visited. Within a batch, only visit can check ctx.
 func (w *scan) next(ctx context.Context, n int, visit func(dedicated.Delivery, *deadLetter) error) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 	defer cancel()
@@ -86,7 +85,7 @@ func (w *scan) next(ctx context.Context, n int, visit func(dedicated.Delivery, *
 		n = min(n, turnBatch)
 	}
 	var latest dedicated.Delivery
-	var opened *deadLetter // is latest, unless nil
+	var opened *deadLetter // latest, decoded, or nil
 	var stop error
 	got, last, err := w.r.Fetch(ctx, uint32(n), func(v dedicated.Delivery) error {
 		if !w.held {
@@ -119,8 +118,8 @@ func (w *scan) next(ctx context.Context, n int, visit func(dedicated.Delivery, *
 	return w.more, errors.Join(err, stop)
 }
 
-// returns is how often the message was given back to its queue, by whom and however. It
-// may be too high for a message that was never given back.
+// returns is how often the message was returned to its queue, by any consumer and with any
+// outcome. It may be too high for a message that was never returned.
 func (l *deadLetter) returns() uint64 {
 	for _, key := range []string{"x-acquired-count", "x-delivery-count"} {
 		switch v, _ := l.annotations.Get(key); v := v.(type) {
@@ -138,9 +137,9 @@ func (l *deadLetter) returns() uint64 {
 	return 0
 }
 
-// reach goes on to where what was given back before ends. A queue delivers that first, and
-// puts what is given back at its end. So a walk that stops amid of it would put what it has
-// seen behind what it hasn't.
+// reach reads on to the end of the messages that earlier scans returned. A queue delivers
+// them first, and puts newly returned ones behind them. So a scan that stopped in between
+// would put the messages it has read behind those it hasn't.
 func (w *scan) reach() error {
 	for began := time.Now(); w.held && w.more && (w.returned || w.turn.found && !w.turn.over) && time.Since(began) < reachLimit; {
 		if _, err := w.next(context.Background(), batch, nil); err != nil {
@@ -153,20 +152,20 @@ func (w *scan) reach() error {
 	return nil
 }
 
-// turned says that the messages which were given back before are out of order, and that
-// all of them are held. end puts them in order.
+// turned reports whether the returned messages are out of order, and all of them are held. end
+// then restores the order.
 func (w *scan) turned() bool { return w.turn.found && (w.turn.over || !w.more) }
 
-// errTurned ends a walk that has found its queue out of order.
+// errTurned stops a scan that has found its queue out of order.
 var errTurned = errors.New("the queue is out of order")
 
-// end gives back what is held, in order, and closes the connection.
+// end returns the held messages in order, and closes the connection.
 func (w *scan) end() error {
 	err := w.reach()
 	if w.held && err == nil {
 		first := w.first
 		if w.turned() {
-			// What is behind the cut was before it.
+			// The messages behind the cut belong before the others.
 			behind := w.last
 			if w.turn.over {
 				behind = w.turn.end - 1
@@ -183,7 +182,7 @@ func (w *scan) end() error {
 	return errors.Join(err, w.in.Close(ctx))
 }
 
-// back gives back from first to last.
+// back returns the deliveries from first to last.
 func (w *scan) back(first, last uint32) error {
 	for at := first; ; {
 		to := last
@@ -197,20 +196,20 @@ func (w *scan) back(first, last uint32) error {
 	}
 }
 
-// abandon closes a connection that holds nothing, or whose messages go back by themselves.
+// abandon closes a connection that holds no messages, or lets the broker requeue them.
 func abandon(c *dedicated.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	_ = c.Close(ctx)
 }
 
-// scanError is an error of package dedicated as one of package client.
+// scanError turns an error of package dedicated into one of package client.
 func scanError(queue string, err error) error {
 	var known *client.Error
 	if err == nil || errors.As(err, &known) {
 		return err
 	}
-	e := &client.Error{Op: "walk", Target: queue, Kind: client.ErrConnectionLost, Err: err}
+	e := &client.Error{Op: "scan", Target: queue, Kind: client.ErrConnectionLost, Err: err}
 	var refused *dedicated.RefusedError
 	if errors.As(err, &refused) {
 		e.Condition, e.Text, e.Kind = refused.Condition, refused.Text, condition.OfLink(refused.Condition, refused.Text)
@@ -218,29 +217,28 @@ func scanError(queue string, err error) error {
 	return e
 }
 
-// peekTries is how often a walk that changes nothing is begun again after the loss of its
-// connection.
+// peekTries is how often a scan that changes nothing is tried when its connection is lost.
 const peekTries = 5
 
-// backoff is before a walk that is begun again.
+// backoff is the delay before a scan starts over.
 var backoff = link.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second}
 
-// peeking is what a look tells. found and passed may be nil.
+// peeking are the callbacks of peek. found and passed may be nil.
 type peeking struct {
-	reset func() // before each walk
+	reset func() // before each scan
 	visit func(dedicated.Delivery, *deadLetter) error
-	// found says that all was visited that is wanted. The messages are still held. It is
-	// called once, although the look may begin again because the connection is lost.
+	// found is called when everything needed was visited. The messages are still held. It is
+	// called once, even if peek starts over after a lost connection.
 	found func()
-	// passed says how many messages the walk has read, while it goes on to keep the order.
+	// passed gets the number of messages read while the scan reads on to keep the order.
 	passed func(seen uint64)
-	// unread gets what walk.unread is, before found is called.
+	// unread is set to scan.unread before found is called.
 	unread *string
 	accept []WarningCode
 }
 
-// peek shows all messages of a queue from its head on, until visit returns errStop. It
-// begins again where the connection is lost, after reset.
+// peek visits all messages of a queue from its head on, until visit returns errStop. After a
+// lost connection it calls reset and starts over.
 func (d *Desk) peek(ctx context.Context, queue string, l peeking) error {
 	if found := l.found; found != nil {
 		called := false
@@ -266,7 +264,7 @@ func (d *Desk) peek(ctx context.Context, queue string, l peeking) error {
 		if err == nil || try.Attempt() == peekTries || !errors.Is(err, client.ErrConnectionLost) {
 			return err
 		}
-		d.log.Warn("hopback: the connection was lost while a queue was looked into, beginning again", "queue", queue, "error", err)
+		d.log.Warn("hopback: the connection was lost while a queue was read; reading it again from the start", "queue", queue, "error", err)
 	}
 	return context.Cause(ctx)
 }
@@ -276,8 +274,8 @@ func (d *Desk) peekOnce(ctx context.Context, queue string, peek peeking, turn bo
 	if err != nil {
 		return err
 	}
-	w.passed, w.othersToo = peek.passed, slices.Contains(peek.accept, WarningConsumers)
-	var own error // of visit, such as a full disk
+	w.passed, w.accept = peek.passed, peek.accept
+	var own error // visit's error, such as a full disk
 	for more := true; more && err == nil; {
 		more, err = w.next(ctx, batch, func(v dedicated.Delivery, l *deadLetter) error {
 			if ctx.Err() != nil {
@@ -318,8 +316,8 @@ func (d *Desk) peekOnce(ctx context.Context, queue string, peek peeking, turn bo
 	return scanError(queue, err)
 }
 
-// holdError says that a walk stopped because it had held its messages for After, the limit
-// of 15 minutes. A List then has the messages that were read. Callers see it as
+// holdError means that a scan stopped since it had held its messages for After, the limit of
+// 15 minutes. A List then has the messages that were read. Callers match it with
 // context.DeadlineExceeded.
 type holdError struct {
 	Queue string
@@ -330,5 +328,6 @@ type holdError struct {
 func (e *holdError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 func (e *holdError) Error() string {
-	return "hopback: looking into the queue " + e.Queue + " ended after " + e.After.String() + ": RabbitMQ takes back what is held longer"
+	return fmt.Sprintf("hopback: reading the queue %q stopped after %s, since RabbitMQ reclaims messages that are held too long; "+
+		"the queue is too large or the connection too slow to read all of it in that time", e.Queue, e.After)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-// shortLived is a connection that ends behind so many bytes that it sends.
+// shortLived is a connection that ends after sending a number of bytes.
 type shortLived struct {
 	net.Conn
 	left atomic.Int64
@@ -32,8 +32,8 @@ func (c *shortLived) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A replay of some messages continues after the connection was lost on which the last of them
-// was sent: it doesn't report success for what it hasn't replayed.
+// A replay with Max continues after the connection was lost while it sent the last message: it
+// doesn't report success for a message that it hasn't replayed.
 func TestReplayOfSomeGoesOnAfterALostAnswer(t *testing.T) {
 	t.Parallel()
 	quiet := slog.New(slog.DiscardHandler)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,30 +17,33 @@ import (
 	"github.com/hopback/hopback/internal/dedicated"
 )
 
-// What QueueSurvey.Role may be.
+// The values of QueueSurvey.Role.
 const (
 	roleWork    = "work"
 	roleDelay   = "delay" // holds messages until their retry
-	roleDead    = "dead"
-	roleParking = "parking" // for messages without a way back
+	roleDead    = "dead-letter"
+	roleParking = "parking" // for messages that name no queue to return to
 )
 
-// SurveyConfig selects the queues of a Survey. The zero value surveys the whole virtual
-// host, and needs Config.HTTP.
+// SurveyConfig configures [Desk.Survey]. The zero value surveys the whole virtual host, and
+// needs Config.HTTP.
 type SurveyConfig struct {
 	// Queues are the names of the queues. Default: all queues of the virtual host, from the
 	// HTTP API.
 	Queues []string
 	// CountsOnly counts messages without reading them. The Survey then has no groups.
 	CountsOnly bool
-	// Accept lists the caveats that the caller accepts. See [Caveat].
+	// Accept lists the warnings that the caller accepts. See [Warning].
 	Accept []WarningCode
-	// Progress, if not nil, is called a few times a second. It must not block.
+	// OnProgress, if not nil, is called a few times a second. It must not block.
 	OnProgress func(queue string, p Progress)
 }
 
-// Survey is the state of a set of queues: their counts, and their dead messages by group.
+// Survey is the state of a set of queues: their counts, and their dead letters by group.
 type Survey struct {
+	// Alarms are the memory and disk alarms of the broker. While there is one, the broker accepts
+	// no messages, so nothing can be replayed. They come from the HTTP API, and are empty without it.
+	Alarms []Alarm       `json:"alarms,omitempty"`
 	Queues []QueueSurvey `json:"queues"`
 	// Groups are the groups of all dead-letter and parking queues, the largest first, at
 	// most 1,000. Others counts the messages of all other groups.
@@ -47,56 +51,72 @@ type Survey struct {
 	Others uint64  `json:"others,omitempty"`
 }
 
-// QueueSurvey is a Survey's part about one queue. Role is the purpose of the queue, as its name
-// in the retry topology shows: "work", "delay" (it holds messages until their retry), "dead", or
-// "parking" (for messages without a way back). Type is "quorum", "classic" or "stream".
+// Alarm is a resource alarm of a node. Resource is "memory" or "disk". Both fields are empty if
+// the user of the HTTP API may only see that there is an alarm: the rest needs the tag
+// "monitoring".
+type Alarm struct {
+	Node     string `json:"node,omitempty"`
+	Resource string `json:"resource,omitempty"`
+}
+
+// QueueSurvey is the part of a [Survey] about one queue.
 type QueueSurvey struct {
-	Name      string `json:"name"`
-	Role      string `json:"role"`
-	Type      string `json:"type,omitempty"`
-	Messages  uint64 `json:"messages"` // that are ready
+	Name string `json:"name"`
+	// Role is the queue's purpose in the retry topology, by its name:
+	//
+	//   - "work": every queue without another role.
+	//   - "delay": holds messages until their retry.
+	//   - "dead-letter": a dead-letter queue.
+	//   - "parking": the parking queue, for messages that name no queue to return to.
+	Role string `json:"role"`
+	// Type is "quorum", "classic", or "stream".
+	Type string `json:"type,omitempty"`
+	// Messages is the number of ready messages.
+	Messages  uint64 `json:"messages"`
 	Consumers uint64 `json:"consumers"`
-	// Unacknowledged messages are held by consumers. Delayed messages wait for their time
-	// (RabbitMQ 4.3). DeadLettering messages wait for the next queue to confirm them. These
-	// counts come from the HTTP API and are some seconds old. Counted reports whether they
+	// Unacknowledged messages are held by consumers. Delayed messages wait for their delivery
+	// time (RabbitMQ 4.3), and nobody can read them before. DeadLettering messages wait for the next queue to confirm them. These
+	// counts come from the HTTP API and are a few seconds old. Counted reports whether they
 	// are known.
 	Unacknowledged uint64 `json:"unacknowledged,omitempty"`
 	Delayed        uint64 `json:"delayed,omitempty"`
 	DeadLettering  uint64 `json:"dead_lettering,omitempty"`
 	Counted        bool   `json:"counted"`
-	// In and Out are the rates of messages published to the queue and delivered from it,
-	// per second, from the HTTP API.
+	// In and Out are the messages per second published to the queue and delivered from it,
+	// from the HTTP API.
 	In  float64 `json:"in,omitempty"`
 	Out float64 `json:"out,omitempty"`
-	// Seen is the number of messages read. Oldest and Newest are the earliest and the
-	// latest time at which one of them died. They are set for dead-letter and parking
-	// queues only.
+	// Seen is the number of messages read. Oldest and Newest are when the first and the last
+	// of them were dead-lettered. All three are set for dead-letter and parking queues only.
 	Seen   uint64    `json:"seen,omitempty"`
 	Oldest time.Time `json:"oldest,omitzero"`
 	Newest time.Time `json:"newest,omitzero"`
-	// Warnings are the guarantees that the walk couldn't give. Unread is why some or all
-	// messages weren't read; empty if all were. Messages that other consumers hold count as
-	// unread unless WarningConsumers is accepted.
-	Warnings []Warning `json:"caveats,omitempty"`
+	// Warnings are the warnings about reading the queue. Unread says why some or all messages
+	// weren't read, and is empty if all were. Messages that other consumers hold, or that wait for
+	// their delivery time, count as unread unless WarningConsumers or WarningWaiting is accepted.
+	Warnings []Warning `json:"warnings,omitempty"`
 	Unread   string    `json:"unread,omitempty"`
 }
 
 // maxGroups bounds the groups that are counted, and with them the memory of a survey.
 const maxGroups = 1000
 
-// Survey counts the messages of queues, and groups those in dead-letter and parking queues.
-// It recognises queues by the names that the retry topology gives them. All others are work
-// queues, whose messages it doesn't read. All messages stay in their queues, in order.
+// Survey counts the messages of queues, and groups the dead letters: those in dead-letter and
+// parking queues, which it recognizes by the names of the retry topology. It doesn't read the
+// messages of other queues. All messages stay in their queues, in order. Use it for an
+// overview, and to get the groups to replay.
 //
-// A queue that can't be read is in the survey with the reason in Unread. Without both
-// SurveyConfig.Queues and Config.HTTP the error is an *argument.Error. When ctx ends Survey
-// returns ctx's cause and the survey so far.
+//   - If a queue can't be read, its QueueSurvey says why in Unread, and Survey continues.
+//   - Without SurveyConfig.Queues and without Config.HTTP, the error is an [*argument.Error].
+//   - If SurveyConfig.Queues names a queue that doesn't exist, the error is
+//     [declare.ErrNotFound].
+//   - If ctx ends, Survey returns ctx's cause and the survey so far.
 func (d *Desk) Survey(ctx context.Context, cfg SurveyConfig) (Survey, error) {
 	queues, err := d.queues(ctx, cfg.Queues)
 	if err != nil {
 		return Survey{}, err
 	}
-	s := Survey{Queues: queues, Groups: []Group{}}
+	s := Survey{Alarms: d.alarms(ctx), Queues: queues, Groups: []Group{}}
 	var all []Group
 	for i := range s.Queues {
 		q := &s.Queues[i]
@@ -164,31 +184,37 @@ func widen(oldest, newest *time.Time, t time.Time) {
 	}
 }
 
-// tally counts groups, in bounded room.
+// tally counts groups in bounded memory.
 type tally struct {
 	most   int
-	counts map[string]*Group // by ID
+	counts map[string]*tallied // by ID
 	others uint64
-	// known has groups by the death as the message tells it. It saves most messages their
+	limit  time.Time // see arrivals.add
+	// known has groups by the death that the message records. It saves most messages their
 	// fingerprint, where errors repeat.
-	known map[deathKey]*Group
+	known map[deathKey]*tallied
 }
 
-// deathKey is what a group is made of.
+type tallied struct {
+	Group
+	arrivals arrivals
+}
+
+// deathKey is what makes up a group.
 type deathKey struct {
 	queue     string
 	reason    client.Reason
 	kind, err string
 }
 
-// maxKnown bounds tally.known: an error's text has up to a kilobyte.
+// maxKnown bounds tally.known: an error text can have a kilobyte.
 const maxKnown = 4096
 
 func newTally(most int) *tally {
-	return &tally{most: most, counts: map[string]*Group{}, known: map[deathKey]*Group{}}
+	return &tally{most: most, counts: map[string]*tallied{}, known: map[deathKey]*tallied{}, limit: time.Now().Add(clockSkew)}
 }
 
-// add counts a message. id is its ID, if that is known.
+// add counts a message. id is its ID, or "" if it isn't known yet.
 func (t *tally) add(l *deadLetter, id string) {
 	key := deathKey{l.death.Queue, l.death.Reason, l.death.ErrorType, l.death.Error}
 	c := t.known[key]
@@ -203,7 +229,7 @@ func (t *tally) add(l *deadLetter, id string) {
 				id = l.id()
 			}
 			g.Example = id
-			c = &g
+			c = &tallied{Group: g}
 			t.counts[g.ID] = c
 		}
 		if len(t.known) < maxKnown {
@@ -212,13 +238,15 @@ func (t *tally) add(l *deadLetter, id string) {
 	}
 	c.Count++
 	widen(&c.Oldest, &c.Newest, l.died())
+	c.arrivals.add(l.died(), t.limit)
 }
 
-// top returns the largest groups, and how many messages are in others.
+// top returns the n largest groups, and the number of messages in all other groups.
 func (t *tally) top(n int) (groups []Group, others uint64) {
 	groups = make([]Group, 0, len(t.counts))
 	for _, c := range t.counts {
-		groups = append(groups, *c)
+		c.Arrivals = c.arrivals.result()
+		groups = append(groups, c.Group)
 	}
 	slices.SortFunc(groups, func(a, b Group) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.ID, b.ID)) })
 	others = t.others
@@ -228,12 +256,12 @@ func (t *tally) top(n int) (groups []Group, others uint64) {
 	return groups[:min(n, len(groups))], others
 }
 
-// queues are those that a survey is of.
+// queues are the queues of a survey.
 func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error) {
 	roles := d.roles()
 	if d.cfg.HTTP == nil {
 		if len(names) == 0 {
-			return nil, argument.At(argument.Root("SurveyConfig").Field("Queues"), argument.CodeMissing, nil, "is empty, and queues can't be listed over AMQP", "name the queues, or give Config.HTTP")
+			return nil, argument.At(argument.Root("SurveyConfig").Field("Queues"), argument.CodeMissing, nil, "is empty, and queues can't be listed over AMQP", "name the queues, or set Config.HTTP")
 		}
 		var all []QueueSurvey
 		for _, name := range names {
@@ -263,7 +291,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 		} `json:"message_stats"`
 	}
 	if err := json.Unmarshal(reply, &found); err != nil {
-		return nil, fmt.Errorf("hopback: the HTTP API's list of queues can't be read: %w", err)
+		return nil, fmt.Errorf("hopback: the HTTP API's list of queues can't be decoded: %w", err)
 	}
 	var all []QueueSurvey
 	for _, q := range found {
@@ -292,7 +320,41 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 	return all, nil
 }
 
-// roles tells queues apart by the names of the retry topology.
+// alarms returns the alarms of the cluster. The check for them needs less permission than their
+// names do, and its answer, 503, is the same as that of an API that is down. An API that refuses
+// or answers the second request isn't down. Other failures aren't reported: the rest of a survey
+// is worth more than an error about its alarms.
+func (d *Desk) alarms(ctx context.Context) (all []Alarm) {
+	if d.cfg.HTTP == nil {
+		return nil
+	}
+	if _, err := d.cfg.HTTP.Get(ctx, "/health/checks/alarms"); !errors.Is(err, declare.ErrUnavailable) {
+		return nil
+	}
+	reply, err := d.cfg.HTTP.Get(ctx, "/nodes")
+	if errors.Is(err, declare.ErrForbidden) {
+		return []Alarm{{}}
+	}
+	var nodes []struct {
+		Name   string `json:"name"`
+		Memory bool   `json:"mem_alarm"`
+		Disk   bool   `json:"disk_free_alarm"`
+	}
+	if err != nil || json.Unmarshal(reply, &nodes) != nil {
+		return nil
+	}
+	for _, n := range nodes {
+		if n.Memory {
+			all = append(all, Alarm{n.Name, "memory"})
+		}
+		if n.Disk {
+			all = append(all, Alarm{n.Name, "disk"})
+		}
+	}
+	return all
+}
+
+// roles returns a function that finds the role of a queue by the names of the retry topology.
 func (d *Desk) roles() func(name string) string {
 	n := d.cfg.Names
 	or := func(s, fallback string) string {

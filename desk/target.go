@@ -14,9 +14,9 @@ import (
 	"github.com/hopback/hopback/internal/inside"
 )
 
-var errNoQueue = errors.New("the message doesn't tell which queue it died in; name where it should go")
+var errNoQueue = errors.New("the message doesn't record which queue it was dead-lettered from; set an address to send it to")
 
-// target is where the message says that it should go.
+// target is where a message goes according to its annotations, or to fixed.
 func (l *deadLetter) target(toExchange bool, fixed address.Address) (address.Address, error) {
 	a := fixed
 	switch {
@@ -36,7 +36,8 @@ func (l *deadLetter) target(toExchange bool, fixed address.Address) (address.Add
 	return a, nil
 }
 
-// target is where a message goes. It refuses what the message's annotations alone say.
+// target is where a message goes. It refuses a target that only the message's annotations
+// support.
 func (r *replay) target(ctx context.Context, l *deadLetter) (address.Address, error) {
 	to, err := l.target(r.cfg.ToExchange, r.cfg.Address)
 	if err != nil || !r.cfg.Address.IsZero() {
@@ -44,7 +45,7 @@ func (r *replay) target(ctx context.Context, l *deadLetter) (address.Address, er
 	}
 	queue, names := l.death.Queue, r.d.cfg.Names.Internal()
 	if !names.Failed(l.m, r.cfg.Queue, queue) {
-		return to, &unsendable{fmt.Errorf("it says that it died in the queue %q, and the broker has no record of that: its sender may have written it; name where it should go", queue)}
+		return to, &unsendable{fmt.Errorf("its annotations say that it was dead-lettered from the queue %q, and the broker has no record of that, so its sender may have written them; set an address to send it to", queue)}
 	}
 	if to == address.Queue(queue) {
 		return to, nil
@@ -61,7 +62,7 @@ func (r *replay) target(ctx context.Context, l *deadLetter) (address.Address, er
 		}
 	}
 	if answer != inside.AnswerYes {
-		return to, &unsendable{fmt.Errorf("it says that it was published to the exchange %q with the routing key %q, and the broker has no record of that: its sender may have written it; replay it to its queue, or name where it should go", exchange, key)}
+		return to, &unsendable{fmt.Errorf("its annotations say that it was published to the exchange %q with the routing key %q, and the broker has no record of that, so its sender may have written them; replay it to its queue, or set an address to send it to", exchange, key)}
 	}
 	return to, nil
 }
@@ -84,7 +85,7 @@ func (r *replay) feeds(ctx context.Context, exchange, key, queue string) (bool, 
 	if f.matches(key) || f.whole {
 		return f.matches(key), nil
 	}
-	// AMQP lists no bindings without their keys.
+	// Over AMQP, bindings can be listed only by their key.
 	for _, k := range bindingKeys(key) {
 		if _, known := f.keys[k]; known || ctx.Err() != nil {
 			continue
@@ -107,8 +108,8 @@ func (r *replay) feeds(ctx context.Context, exchange, key, queue string) (bool, 
 
 // feeding is what is known about the bindings of an exchange to a queue.
 type feeding struct {
-	keys   map[string]bool // of bindings, and whether there are such
-	whole  bool            // there are no others
+	keys   map[string]bool // keys, and whether there is a binding with it
+	whole  bool            // keys has all bindings
 	fanout bool
 }
 
@@ -140,7 +141,7 @@ func (d *Desk) bindingsOf(ctx context.Context, f *feeding, exchange, queue strin
 			return context.Cause(ctx)
 		}
 		if err != nil || json.Unmarshal(reply, into) != nil {
-			return nil // AMQP tells as much as it can
+			return nil // AMQP has to do
 		}
 	}
 	if f.whole, f.fanout = true, x.Type == string(declare.ExchangeFanout); x.Type == string(declare.ExchangeHeaders) {
@@ -154,8 +155,8 @@ func (d *Desk) bindingsOf(ctx context.Context, f *feeding, exchange, queue strin
 	return nil
 }
 
-// bindingKeys are keys of bindings that match a routing key: the key itself, with any of up
-// to four words replaced by "*", and each beginning with "#" behind it.
+// bindingKeys are binding keys that match a routing key: the key itself, the key with any of up
+// to four words replaced by "*", and every prefix of it followed by "#".
 func bindingKeys(key string) []string {
 	words := strings.Split(key, ".")
 	keys := []string{key, "#"}
@@ -182,7 +183,7 @@ func topicMatches(pattern, key string) bool {
 }
 
 func wordsMatch(pattern, words []string) bool {
-	// at is where the last "#" was, and from how many words it has taken.
+	// at is the position of the last "#", and from is the first word after those it matches.
 	at, from := -1, 0
 	p, w := 0, 0
 	for w < len(words) {

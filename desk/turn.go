@@ -2,35 +2,36 @@ package desk
 
 import "time"
 
-// turn finds out whether a queue is out of order because a walk was lost.
+// turn finds out whether a queue is out of order because a scan was lost.
 //
-// A queue delivers what was given back before all else, and puts what is given back now
-// behind that. A walk gives back all of that part, or none of it, so it keeps its order. But
-// a walk whose connection is lost, or whose process is killed, can have held only the
-// beginning of the part. The broker puts that beginning at the part's end: the part is
-// turned, as a ring is. It stays turned, by whatever amount, until a walk that holds all of
-// it gives it back from its true beginning on. That is behind the cut, the only place where
+// A queue delivers returned messages before all others, and puts newly returned ones behind
+// them. A scan returns all messages of that part or none, so it keeps the order. But a scan
+// whose connection is lost, or whose process is killed, may have held only the start of the
+// part. The broker puts that start at the part's end: the part is rotated. It stays rotated
+// until a scan that holds all of it returns it from its true start on. The true start is
+// behind the cut, the only place where
 //
-//   - a message was given back more often than the one before it, and
-//   - died earlier than the one before it, and than the first one.
+//   - a message was returned more often than the one before it, and
+//   - was dead-lettered earlier than the one before it, and earlier than the first one.
 //
-// Messages that tell no death are told apart by how often they were given back.
+// Messages without a recorded time of dead-lettering are compared only by how often they were
+// returned.
 type turn struct {
 	seen        bool
 	first, last mark
-	found       bool   // the cut
-	cut         uint32 // the delivery behind it
-	over        bool   // the end of the part was seen
+	found       bool   // the cut was found
+	cut         uint32 // the delivery behind the cut
+	over        bool   // the end of the part was reached
 	end         uint32 // the first delivery behind the part, if over
 }
 
 // mark is what turn knows of a message.
 type mark struct {
 	returns uint64
-	died    time.Time // by the broker; zero: unknown
+	died    time.Time // recorded by the broker; zero if unknown
 }
 
-// see takes the next message.
+// see reads the next message.
 func (t *turn) see(id uint32, l *deadLetter) {
 	if t.over {
 		return
@@ -48,12 +49,12 @@ func (t *turn) see(id uint32, l *deadLetter) {
 	t.last = m
 }
 
-// notAfter says that m didn't die after n, or that neither tells.
+// notAfter reports whether m wasn't dead-lettered after n, or neither time is known.
 func (m mark) notAfter(n mark) bool {
 	return m.died.IsZero() == n.died.IsZero() && !m.died.After(n.died)
 }
 
-// beforeTurn says that m, behind the cut, belongs before first.
+// beforeTurn reports whether m, which is behind the cut, belongs before first.
 func (m mark) beforeTurn(first mark) bool {
 	if m.died.Equal(first.died) {
 		return m.returns > first.returns
@@ -61,7 +62,7 @@ func (m mark) beforeTurn(first mark) bool {
 	return m.notAfter(first)
 }
 
-// deadLetteredAt is when the broker dead-lettered the message last.
+// deadLetteredAt is when the broker last dead-lettered the message.
 func (l *deadLetter) deadLetteredAt() (last time.Time) {
 	for _, d := range l.deaths() {
 		if d.Last.After(last) {

@@ -13,8 +13,8 @@ import (
 	"github.com/hopback/hopback/internal/historylog"
 )
 
-// fakeQueue is a queue as RabbitMQ has it for walks: what was given back is in front, and
-// what is given back goes behind that. A message is its number.
+// fakeQueue is a queue as RabbitMQ treats it in scans: returned messages are in front, and newly
+// returned ones go behind them. A message is its number.
 type fakeQueue struct {
 	back, main []*fakeMessage
 }
@@ -29,7 +29,7 @@ func (q *fakeQueue) all() []*fakeMessage {
 	return append(append([]*fakeMessage(nil), q.back...), q.main...)
 }
 
-// hold takes the first n, and returns them in the order of give.
+// hold gets the first n messages, and returns them in the order of give.
 func (q *fakeQueue) hold(n int, give func([]*fakeMessage) []*fakeMessage) {
 	held := q.all()[:n]
 	rest := q.back[min(n, len(q.back)):]
@@ -40,7 +40,7 @@ func (q *fakeQueue) hold(n int, give func([]*fakeMessage) []*fakeMessage) {
 	}
 }
 
-// scan looks at the whole queue, or to where it finds it out of order, and gives back.
+// scan reads the whole queue, or up to where it is out of order, and returns the messages.
 func (q *fakeQueue) scan() (turned bool) {
 	var t turn
 	n := 0
@@ -80,7 +80,7 @@ func (m *fakeMessage) deadLetter() *deadLetter {
 	return l
 }
 
-// However many walks are lost, and wherever, the next one puts the queue in order.
+// However many scans are lost, and wherever, the next one restores the order.
 func TestLostWalksAreTurnedBack(t *testing.T) {
 	t.Parallel()
 	for name, died := range map[string]func(i int) time.Time{
@@ -99,8 +99,8 @@ func TestLostWalksAreTurnedBack(t *testing.T) {
 				}
 				same := func(held []*fakeMessage) []*fakeMessage { return held }
 				for range 20 {
-					// A walk holds the part that was given back, or some of it, or, if it is in order,
-					// some more.
+					// A scan holds all or some of the returned messages, or, if they are in order,
+					// more than these.
 					most := len(q.back)
 					if inOrder(q.back) {
 						most = n
@@ -136,8 +136,8 @@ func scanned(t *testing.T, q *fakeQueue) {
 	assert.False(t, q.scan(), "it is in order now")
 }
 
-// Messages that came with a count from the queue before, or that died out of order, are left
-// as they are.
+// Messages that bring a count from their previous queue, or that were dead-lettered out of
+// order, keep their order.
 func TestWhatWasNotLostIsNotTurned(t *testing.T) {
 	t.Parallel()
 	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
@@ -145,7 +145,7 @@ func TestWhatWasNotLostIsNotTurned(t *testing.T) {
 		"counts of the queue before": {{0, 2, at(1)}, {1, 1, at(2)}, {2, 21, at(3)}, {3, 1, at(4)}, {4, 21, at(5)}},
 		"died out of order":          {{0, 2, at(1)}, {1, 2, at(3)}, {2, 2, at(2)}, {3, 1, at(4)}},
 		"one":                        {{0, 2, at(1)}},
-		"none given back":            {{0, 0, at(3)}, {1, 0, at(1)}},
+		"none returned":              {{0, 0, at(3)}, {1, 0, at(1)}},
 		"some without a death":       {{0, 1, at(1)}, {1, 2, time.Time{}}, {2, 1, at(2)}},
 	} {
 		var u turn

@@ -1,4 +1,5 @@
-// Package examples runs the programs p1 to p8, night-shift, central-retrier and orders, against real brokers of both versions.
+// Package examples runs the programs p1 to p8, night-shift, central-retrier and orders, against real brokers of both versions, and
+// partitions and payment-webhook on ones in memory, or a RabbitMQ 4.4.
 package examples
 
 import (
@@ -20,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/internal/service"
 )
@@ -68,8 +70,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// TestOrders kills the parts of the order service, which is a module of its own and needs
-// a PostgreSQL, and wants its books to balance.
+// TestOrders kills the parts of the order service, which needs PostgreSQL, and checks that its
+// books balance.
 func TestOrders(t *testing.T) {
 	bin := t.TempDir()
 	text, err := exec.CommandContext(t.Context(), "go", "-C", "orders", "build", "-o", bin+string(filepath.Separator), ".").CombinedOutput()
@@ -94,13 +96,49 @@ func TestOrders(t *testing.T) {
 	}
 }
 
+// TestPaymentWebhook runs with RabbitMQ 4.4 in memory, and with a real one where HOPBACK_URL_4_4
+// names it.
+func TestPaymentWebhook(t *testing.T) {
+	bin := t.TempDir()
+	text, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./payment-webhook").CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	shows := func(t *testing.T, amqpURL string) {
+		out, err := commandAt(t, bin, "payment-webhook", amqpURL).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		assert.Contains(t, string(out), "PROVEN: 40 orders waited in their queue: 25 were shipped")
+	}
+	t.Run("memory", func(t *testing.T) {
+		b, err := hopbacktest.New(hopbacktest.Config{Version: "4.4.0"})
+		require.NoError(t, err)
+		t.Cleanup(b.Close)
+		amqpURL, err := b.Listen("127.0.0.1:0")
+		require.NoError(t, err)
+		shows(t, amqpURL)
+	})
+	if broker.Given("4.4") {
+		t.Run("4.4", func(t *testing.T) {
+			brokers, err := broker.Need(t.Context(), os.Stderr, "4.4")
+			require.NoError(t, err)
+			t.Cleanup(func() { assert.NoError(t, brokers[0].Release(context.Background())) })
+			v := newVHost(t, brokers[0])
+			shows(t, v.amqpURL)
+			assert.JSONEq(t, "[]", v.queues(t), "all queues are deleted at the end")
+		})
+	}
+}
+
 // command runs an example, within two minutes.
 func command(t *testing.T, bin, name string, v *vhost) *exec.Cmd {
+	t.Helper()
+	return commandAt(t, bin, name, v.amqpURL)
+}
+
+func commandAt(t *testing.T, bin, name, amqpURL string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, filepath.Join(bin, name))
-	c.Env = append(os.Environ(), "HOPBACK_URL="+v.amqpURL)
+	c.Env = append(os.Environ(), "HOPBACK_URL="+amqpURL)
 	return c
 }
 
@@ -121,7 +159,7 @@ func kill(t *testing.T, c *exec.Cmd) {
 	require.True(t, declared)
 }
 
-// vhost is a virtual host of its own, so that examples can run beside others.
+// vhost is a separate virtual host, so that examples can run next to others.
 type vhost struct {
 	name, amqpURL string
 	broker        *broker.Broker
@@ -159,4 +197,20 @@ func (v *vhost) http(t *testing.T, method, path string) string {
 	require.NoError(t, err)
 	require.Less(t, resp.StatusCode, 300, "%s %s: %s", method, path, body)
 	return string(body)
+}
+
+// TestPartitions runs the example of partitions on a broker in memory: it needs RabbitMQ 4.3.
+func TestPartitions(t *testing.T) {
+	bin := t.TempDir()
+	text, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin+string(filepath.Separator), "./partitions").CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	b := hopbacktest.Start(t, hopbacktest.Config{})
+	url, err := b.Listen("127.0.0.1:0")
+	require.NoError(t, err)
+	out, err := command(t, bin, "partitions", &vhost{amqpURL: url}).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	assert.Regexp(t, `(?m)^PROVEN: \d+ changes of 200 customers in their order, with \d+ retries`, string(out))
+	assert.Regexp(t, `ann took partition 0`, string(out))
+	assert.Contains(t, string(out), "the shares are map[ann:3 bob:3 cid:3 dee:3]")
+	assert.Contains(t, string(out), "the shares are map[ann:4 cid:4 dee:4]")
 }

@@ -55,9 +55,38 @@ func newModule(t *testing.T, program string) (dir string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	write("main.go", program)
-	write("go.mod", "module first\n\n"+version+"\n\nrequire (\n\tgithub.com/hopback/hopback v0.0.0\n\t"+engine+" // indirect\n)\n\nreplace github.com/hopback/hopback => "+root+"\n")
+	write("go.mod", "module first\n\n"+version+"\n\nrequire (\n\tgithub.com/hopback/hopback v0.1.0\n\t"+engine+" // indirect\n)\n\nreplace github.com/hopback/hopback => "+root+"\n")
 	write("go.sum", string(sums))
 	return dir
+}
+
+// built builds a program in a new module. It is "first" in the folder.
+func built(t *testing.T, program string) (dir string) {
+	t.Helper()
+	dir = newModule(t, program)
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", "first", ".")
+	build.Dir, build.Env = dir, append(os.Environ(), "GOWORK=off", "GOFLAGS=-trimpath")
+	text, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	return dir
+}
+
+// printed runs a program, interrupts it after the line that ends with last, and returns what it
+// prints.
+func printed(t *testing.T, cmd *exec.Cmd, last string) string {
+	t.Helper()
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var printed strings.Builder
+	for s := bufio.NewScanner(stderr); s.Scan(); {
+		printed.WriteString(s.Text() + "\n")
+		if strings.HasSuffix(s.Text(), last) {
+			require.NoError(t, cmd.Process.Signal(os.Interrupt))
+		}
+	}
+	assert.NoError(t, cmd.Wait())
+	return printed.String()
 }
 
 // TestFirst builds the first program of README.md in an empty module, runs it until its
@@ -70,24 +99,9 @@ func TestFirst(t *testing.T) {
 	source, err := os.ReadFile("first/main.go")
 	require.NoError(t, err)
 	require.Equal(t, string(source), program, "examples/first is the program of README.md")
-	dir := newModule(t, program)
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", "first", ".")
-	build.Dir, build.Env = dir, append(os.Environ(), "GOWORK=off", "GOFLAGS=-trimpath")
-	text, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", text)
+	dir := built(t, program)
 	run := func(t *testing.T, cmd *exec.Cmd) {
-		stderr, err := cmd.StderrPipe()
-		require.NoError(t, err)
-		require.NoError(t, cmd.Start())
-		var printed strings.Builder
-		for s := bufio.NewScanner(stderr); s.Scan(); {
-			printed.WriteString(s.Text() + "\n")
-			if strings.HasSuffix(s.Text(), "charged o-1") {
-				require.NoError(t, cmd.Process.Signal(os.Interrupt))
-			}
-		}
-		assert.NoError(t, cmd.Wait())
-		assert.Equal(t, alike(shown), alike(printed.String()), "README.md shows what the program prints")
+		assert.Equal(t, alike(shown), alike(printed(t, cmd, "charged o-1")), "README.md shows what the program prints")
 	}
 	t.Run("memory", func(t *testing.T) {
 		b, err := hopbacktest.New(hopbacktest.Config{})
@@ -109,6 +123,26 @@ func TestFirst(t *testing.T) {
 			for _, queue := range []string{"orders", "orders.dead", "delay_1s", "delay_10s", "delay_60s", "parking_queue"} {
 				assert.Contains(t, v.queues(t), `"`+queue+`"`)
 			}
+		})
+	}
+}
+
+// TestFirstOfStreams does the same with docs/streams.md, on real brokers only: the one in memory has
+// no streams.
+func TestFirstOfStreams(t *testing.T) {
+	page, err := os.ReadFile("../docs/streams.md")
+	require.NoError(t, err)
+	program, rest := block(t, string(page), "go")
+	shown, _ := block(t, rest, "")
+	dir := built(t, program)
+	for _, version := range []string{"4.3", "4.0"} {
+		t.Run(version, func(t *testing.T) {
+			brokers, err := broker.Need(t.Context(), os.Stderr, version)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, brokers[0].Release(t.Context())) }()
+			cmd := command(t, dir, "first", newVHost(t, brokers[0]))
+			cmd.Dir = t.TempDir() // where it saves its offset
+			assert.Equal(t, alike(strings.TrimSuffix(shown, "^C\n")), alike(printed(t, cmd, "billed o-1")))
 		})
 	}
 }

@@ -1,21 +1,25 @@
-// Package health tells how a service's connections and consumers are, for the probes of
-// an orchestrator and for people.
+// Package health reports the health of a service's connections and consumers, for the probes of
+// Kubernetes or another orchestrator, and for people.
 //
 //	http.Handle("/health/", health.Handler(health.Config{}, conn))
 //
-// It answers three questions, each with its own path, since each asks for another remedy:
+// Each probe has its own path, because each failure needs a different reaction:
 //
-//   - /live: would a restart help? No, unless the Conn is closed or, if Config.StuckForGood
-//     is set, every handler of a consumer hangs.
-//   - /ready: can it work? Its connections are up, and its consumers have their queues. An
-//     alarm of the broker, which stops publishers, doesn't make a service with consumers
-//     unready: these relieve the broker.
-//   - /progress: does it work? No handler has run for longer than Config.StuckAfter, no
-//     consumer is without its queue, and no connection is blocked.
+//   - /live: would a restart help? It fails only if the Conn is closed, or if
+//     [Config.StuckForGood] is set and all handlers of a consumer hang. Use it as the liveness
+//     probe.
+//   - /ready: can the service work? It fails if a connection is down, or a consumer has no link
+//     to its queue. A memory or disk alarm blocks publishers, but doesn't make a service with
+//     consumers unready, because consumers free memory and disk. Use it as the readiness probe.
+//   - /progress: is the service working? It fails if a handler has run for longer than
+//     [Config.StuckAfter], a consumer has no link to its queue, or a connection is blocked. Use
+//     it for alerts.
 //
-// Each answers 200 or 503, and lists what is wrong, with the queue, since when, and why.
-// The handler looks at numbers that the client has anyway, and asks no broker. So a probe
-// costs nothing and doesn't hang when the broker does.
+// Each path answers with 200 or 503, and with a [Report] that lists the problems: which queue,
+// since when, and why. The handler reads counts that the client keeps anyway, and sends nothing
+// to the broker. So a probe is cheap, and doesn't hang when the broker does.
+//
+// This package is stable: see docs/stability.md.
 package health
 
 import (
@@ -33,20 +37,27 @@ import (
 
 // Config defines what counts as a problem. The zero value is ready to use.
 type Config struct {
-	// StuckAfter is how long a handler may run. Default: 5 min.
+	// StuckAfter is how long a handler may run before it counts as stuck. Default: 5 min.
 	StuckAfter time.Duration
-	// DownAfter is how long a connection or a consumer's link may be down before the
-	// service isn't ready. A shorter outage is a problem, but only a note. Default: 10 s.
+	// DownAfter is how long a connection or a consumer's link may be down before the service
+	// counts as not ready. A shorter outage is listed as a problem, but the service stays ready.
+	// Default: 10 s.
 	DownAfter time.Duration
-	// StuckForGood, if not 0, is how long all handlers of a consumer may run before the
-	// service isn't live, so that it is restarted. Its messages are then delivered again,
-	// and a message that hangs every handler hangs the next ones, too. Default: 0, never.
+	// StuckForGood is how long all handlers of a consumer may run before the service counts as
+	// not live, so that the orchestrator restarts it. The broker then delivers their messages
+	// again, and a message that hangs its handler hangs the next one, too. Default: 0, which
+	// never restarts.
 	StuckForGood time.Duration
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.StuckAfter < 0 || c.DownAfter < 0 || c.StuckForGood < 0 {
-		return c, argument.New("health.Config", nil, "has a negative duration", "use positive ones, or 0 for the default")
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"StuckAfter", c.StuckAfter}, {"DownAfter", c.DownAfter}, {"StuckForGood", c.StuckForGood}} {
+		if f.d < 0 {
+			return c, argument.New("health.Config."+f.name, f.d, "is negative", "use a positive duration, or 0 for the default")
+		}
 	}
 	if c.StuckAfter == 0 {
 		c.StuckAfter = 5 * time.Minute
@@ -57,56 +68,57 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Report is the health of connections at one moment.
+// Report is the health of connections at one moment. [Check] returns it, and [Handler] writes it
+// as JSON.
 type Report struct {
-	// Live, Ready and Progress are the answers to the three questions.
+	// Live, Ready, and Progress are the results of the three probes.
 	Live     bool `json:"live"`
 	Ready    bool `json:"ready"`
 	Progress bool `json:"progress"`
-	// Problems are what is wrong, connections first, and then by queue. Some are notes only:
-	// all three answers may be true beside them.
+	// Problems are sorted by connection, and then by queue. Some are only notes: all three
+	// probes may succeed despite them.
 	Problems []Problem `json:"problems"`
-	// Consumers are the consumers, by queue.
+	// Consumers are all consumers, sorted by queue.
 	Consumers []Consumer `json:"consumers"`
 }
 
-// Problem is one thing that is wrong.
+// Problem is one thing that is wrong, or a note.
 type Problem struct {
 	// Kind is one of these:
 	//
-	//	"closed"         Close was called on the Conn. It is neither live nor ready
-	//	"disconnected"   a connection was lost, and is being rebuilt. It isn't ready after
-	//	                 Config.DownAfter, and makes no progress
-	//	"blocked"        the broker accepts no messages, because of a memory or disk alarm. A
-	//	                 service without consumers isn't ready; one with consumers is.
-	//	                 Neither makes progress
-	//	"queue-missing"  a consumer's queue was deleted. It isn't ready after
-	//	                 Config.DownAfter, and makes no progress
-	//	"no-link"        a consumer has no link to its queue for another reason. It isn't
-	//	                 ready after Config.DownAfter, and makes no progress
-	//	"no-replies"     a requester of package rpc can't receive replies. It isn't ready
-	//	                 after Config.DownAfter, and makes no progress
-	//	"stuck"          a handler has run for longer than Config.StuckAfter. It makes no
-	//	                 progress. It isn't live once all handlers have run for longer than
-	//	                 Config.StuckForGood
-	//	"forwards-wait"  retry copies wait, because their address accepts nothing. It is a
-	//	                 note: other messages keep flowing
+	//   - "closed": Close was called on the Conn. The service is neither live nor ready.
+	//   - "disconnected": a connection was lost and is being rebuilt. The service isn't ready
+	//     after [Config.DownAfter], and makes no progress.
+	//   - "blocked": the broker accepts no messages because of a memory or disk alarm. A service
+	//     without consumers isn't ready; one with consumers is. Neither makes progress.
+	//   - "queue-missing": a consumer's queue was deleted. The service isn't ready after
+	//     Config.DownAfter, and makes no progress.
+	//   - "no-link": a consumer has no link to its queue for another reason. The service isn't
+	//     ready after Config.DownAfter, and makes no progress.
+	//   - "no-replies": a requester of package rpc can't receive replies. The service isn't
+	//     ready after Config.DownAfter, and makes no progress.
+	//   - "stuck": a handler has run for longer than [Config.StuckAfter]. The service makes no
+	//     progress. It isn't live once all handlers have run for longer than
+	//     [Config.StuckForGood].
+	//   - "forwards-wait": retry copies wait because their address doesn't accept messages. This
+	//     is a note: other messages keep flowing.
 	Kind string `json:"kind"`
 	// Connection is the endpoint, without its password, for problems of a connection.
 	Connection string `json:"connection,omitempty"`
-	// Queue is the consumer's queue, for problems of a consumer, or the address that a
-	// requester sends to.
+	// Queue is the consumer's queue, for problems of a consumer, or the address that a requester
+	// sends to.
 	Queue string `json:"queue,omitempty"`
-	// Handlers is how many handlers run, for "stuck".
+	// Handlers is how many handlers are running, for "stuck".
 	Handlers int `json:"handlers,omitempty"`
-	// Since is since when it is so.
+	// Since is when the problem began.
 	Since time.Time `json:"since"`
-	// Error is the reason, if one is known.
+	// Error is the reason, if it is known.
 	Error string `json:"error,omitempty"`
 }
 
 // What Problem.Kind may be.
 const (
+	// The values of Problem.Kind.
 	kindClosed       = "closed"
 	kindDisconnected = "disconnected"
 	kindBlocked      = "blocked"
@@ -117,23 +129,27 @@ const (
 	kindForwardsWait = "forwards-wait"
 )
 
-// Consumer is what a consumer does now.
+// Consumer describes what a consumer is doing.
 type Consumer struct {
 	Queue string `json:"queue"`
-	// Up reports whether it has a link to its queue, and Since since when that is so.
+	// Up reports whether the consumer has a link to its queue. Since is when Up last changed.
 	Up    bool      `json:"up"`
 	Since time.Time `json:"since"`
-	// Handling is how many handlers run, Ready how many deliveries wait for one, and
-	// Unsettled how many deliveries it holds.
+	// Handling is how many handlers are running, Ready how many deliveries wait for a handler,
+	// and Unsettled how many deliveries the consumer holds.
 	Handling  int `json:"handling"`
 	Ready     int `json:"ready"`
 	Unsettled int `json:"unsettled"`
-	// Delivered is when the last delivery came. It is nil if none has come on this link.
+	// Delivered is when the last delivery arrived. It is nil if none has arrived on this link.
 	Delivered *time.Time `json:"delivered,omitempty"`
+	// Owner is set for consumers of package partition: whether the partition belongs to this
+	// worker now.
+	Owner *bool `json:"owner,omitempty"`
 }
 
-// Check returns the health of conns. Without any, it is live and not ready. The only
-// error is an *argument.Error, for cfg or a nil Conn.
+// Check returns the health of conns. Use it to put the report into your own endpoint; [Handler]
+// serves it over HTTP. Without conns, the report is live but not ready. The only error is an
+// *argument.Error, for an invalid cfg or a nil Conn.
 func Check(cfg Config, conns ...*client.Conn) (Report, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -143,7 +159,7 @@ func Check(cfg Config, conns ...*client.Conn) (Report, error) {
 	now := time.Now()
 	for i, c := range conns {
 		if c == nil {
-			return Report{}, argument.New("conns", i, "is nil", "give connections of client.Connect")
+			return Report{}, argument.New("conns", i, "is nil", "pass connections from client.Connect")
 		}
 		r.add(cfg, now, c.State(), c.Stats())
 	}
@@ -181,8 +197,11 @@ func (r *Report) add(cfg Config, now time.Time, state client.State, stats instru
 		if !c.Delivered.IsZero() {
 			one.Delivered = &c.Delivered
 		}
+		if c.Partition {
+			one.Owner = &c.Owner
+		}
 		r.Consumers = append(r.Consumers, one)
-		// A consumer's link ends with its connection, which is told of already.
+		// A consumer's link ends with its connection, which is already reported.
 		if !c.Up && (state.Connected || errors.Is(c.Err, client.ErrNotFound)) {
 			kind := kindNoLink
 			if errors.Is(c.Err, client.ErrNotFound) {
@@ -215,12 +234,12 @@ func text(err error) string {
 	return err.Error()
 }
 
-// Handler shows the health of conns over HTTP, as JSON. The last element of the path
-// selects the question: live, ready or progress. So it works under any prefix. Any other
-// path answers with the whole report, and with the status of ready. Methods other than GET
-// and HEAD are refused.
+// Handler returns an HTTP handler that serves the health of conns as JSON. The last element of
+// the request's path selects the probe: live, ready, or progress. So it works under any prefix.
+// Any other path returns the same report, with the status of ready. Methods other than GET and
+// HEAD get 405.
 //
-// A fault of cfg or a nil Conn is a panic, as with http.Handle.
+// Handler panics if cfg is invalid or a Conn is nil, as http.Handle does for its arguments.
 func Handler(cfg Config, conns ...*client.Conn) http.Handler {
 	if _, err := Check(cfg, conns...); err != nil {
 		panic(err)

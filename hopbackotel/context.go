@@ -21,11 +21,11 @@ import (
 // failed attempt overwrites it, in the copy of StrategyRepublish and in the modified
 // outcome of the other strategies, and so in a dead letter. It is a string:
 //
-//	traceparent;time;delay;lane
+//	traceparent;time;delay;strategy
 //
 // traceparent is that of the attempt's span (W3C). time is when the message went to wait
-// or died, and delay is for how long it was to wait, in milliseconds, the former since
-// 1970. lane is that of the instrument.Decision.
+// or was dead-lettered, and delay is how long it was to wait, in milliseconds, the former since
+// 1970. strategy is the Reason of the instrument.Decision.
 const annotationAttempt = "x-opt-hopback-attempt"
 
 // fieldBaggage is W3C's. It says nothing about a trace.

@@ -1,15 +1,16 @@
-// Package hopbackotel makes OpenTelemetry traces and metrics of a client.Conn. A trace follows a
-// message through all its attempts, however it waits between them, to the dead-letter
-// queue and back.
+// Package hopbackotel adds OpenTelemetry traces and metrics to a client.Conn. A trace follows a
+// message through all its attempts and delays, to the dead-letter queue and back.
 //
 //	cfg := client.Config{}
 //	if err := hopbackotel.Instrument(&cfg, hopbackotel.Config{}); err != nil { ... }
 //	conn, err := client.Connect(ctx, url, cfg)
 //
-// It follows the semantic conventions for messaging in version 1.43.0, which are in
-// development. docs/observability.md lists all spans, attributes and metrics.
+// The package follows version 1.43.0 of the semantic conventions for messaging, which are still
+// in development. docs/observability.md lists all spans, attributes, and metrics.
 //
-// The package needs OpenTelemetry's API only. A program chooses the SDK and exporters.
+// It depends only on the OpenTelemetry API. Your program chooses the SDK and the exporters.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package hopbackotel
 
 import (
@@ -34,35 +35,36 @@ import (
 // scope's schema URL names the version of the conventions.
 const scopeName = "github.com/hopback/hopback/hopbackotel"
 
-// Config configures Instrument. The zero value is ready to use.
+// Config configures [Instrument]. The zero value is ready to use.
 type Config struct {
-	// TracerProvider makes the spans. Default: the global one.
+	// TracerProvider creates the spans. Default: the global one.
 	TracerProvider trace.TracerProvider
-	// MeterProvider makes the metrics. Default: the global one.
+	// MeterProvider creates the metrics. Default: the global one.
 	MeterProvider metric.MeterProvider
-	// Propagator writes the creation context of a message into its application properties
-	// and reads it there. Default: the global one, as it is when Connect is called, or
+	// Propagator writes the creation context of a message into its application properties, and
+	// reads it from there. Default: the global one at the time of client.Connect, or
 	// propagation.TraceContext if none is set.
 	Propagator propagation.TextMapPropagator
-	// OneTrace makes each attempt a child of the span that created its message. All
-	// attempts are in the creator's trace then. By default each attempt is a trace of its
-	// own, which is linked to the creation and to the attempt before.
+	// OneTrace puts all attempts of a message into the trace of its creator: each attempt
+	// becomes a child of the span that created the message. By default, each attempt is a
+	// separate trace, linked to the creation and to the previous attempt.
 	OneTrace bool
-	// MaxNames is how many queues, destinations, error types and lanes metrics tell apart,
-	// each. All others are counted together as "_other". Default: 1,000.
+	// MaxNames limits metric cardinality: it is how many queues, destinations, error types, and
+	// reasons metrics distinguish, each. All others are counted together as "_other". Default:
+	// 1,000.
 	MaxNames int
 }
 
-// Instrument sets cfg.Instrument, so that each Conn of cfg is traced and measured. The
-// Conns of one cfg share their metrics.
+// Instrument sets cfg.Instrument, so that each Conn opened with cfg is traced and measured. Call
+// it before [client.Connect]. Several Conns with one cfg share their metrics.
 //
-// The error is an *argument.Error: cfg is nil or has an Instrument, or c is invalid.
+// The error is an *argument.Error: cfg is nil or already has an Instrument, or c is invalid.
 func Instrument(cfg *client.Config, c Config) error {
 	switch {
 	case cfg == nil:
-		return argument.New("cfg", nil, "is nil", "give the client.Config that Connect gets")
+		return argument.New("cfg", nil, "is nil", "pass the client.Config for client.Connect")
 	case cfg.Instrument != nil:
-		return argument.New("cfg.Instrument", nil, "is set already", "use one Instrument for a client.Config")
+		return argument.New("cfg.Instrument", nil, "is set already", "use one Instrument per client.Config")
 	case c.MaxNames < 0:
 		return argument.New("Config.MaxNames", c.MaxNames, "is negative", "use 1 or more, or 0 for the default of 1,000")
 	}

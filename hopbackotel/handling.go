@@ -14,20 +14,22 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Attributes of this package, beside those of the conventions. Delays are in seconds.
+// Attributes of this package, in addition to those of the conventions. Delays are in seconds.
 const (
 	// attributeAttempt is the number of the attempt that a process span is, from 1.
 	attributeAttempt = attribute.Key("hopback.attempt")
 	// attributeAsked and attributeHad are the delay that the message was to wait before
 	// this attempt, and the one that it waited, by the workers' clocks. attributeCameBy is
-	// the lane that it came by.
+	// the strategy of that retry.
 	attributeAsked  = attribute.Key("hopback.attempt.delay.asked")
 	attributeHad    = attribute.Key("hopback.attempt.delay.had")
-	attributeCameBy = attribute.Key("hopback.attempt.lane")
+	attributeCameBy = attribute.Key("hopback.attempt.strategy")
 	// attributeDecision is what follows on the attempt, an instrument.DecisionKind.
-	// attributeReason, attributeDelay and attributeWait are the decision's fields.
+	// attributeStrategy or attributeReason, attributeDelay, and attributeWait are the decision's
+	// fields: see decided.
 	attributeDecision = attribute.Key("hopback.decision")
-	attributeReason   = attribute.Key("hopback.lane")
+	attributeStrategy = attribute.Key("hopback.strategy")
+	attributeReason   = attribute.Key("hopback.reason")
 	attributeDelay    = attribute.Key("hopback.delay.asked")
 	attributeWait     = attribute.Key("hopback.delay.granted")
 	// attributeOutcome is a settle span's AMQP outcome, an instrument.SettlementKind.
@@ -64,7 +66,7 @@ type handling struct {
 	settled  instrument.Settlement
 }
 
-// forwarding is a copy under way.
+// forwarding is a copy in flight.
 type forwarding struct {
 	target *target
 	began  time.Time
@@ -102,7 +104,7 @@ func (in *follower) startProcess(ctx context.Context, q *queue, creation trace.S
 	}
 	opts := q.processOptions
 	if creation.IsSampled() || last.sc.IsSampled() {
-		// A sampler may look at them. Others are only added where they are recorded, as they
+		// A sampler may read them. Others are only added where they are recorded, as they
 		// would cost most of what an attempt costs that isn't sampled.
 		opts = append(opts[:len(opts):len(opts)], trace.WithLinks(links(creation, last.sc)...))
 		return in.tracer.Start(ctx, q.process, opts...)
@@ -156,7 +158,7 @@ func (h *handling) Handled(err error) {
 	}
 	if h.span.IsRecording() {
 		if d := h.decision; d.Kind != "" {
-			h.span.SetAttributes(attributeDecision.String(string(d.Kind)), attributeReason.String(valid(d.Reason)))
+			h.span.SetAttributes(attributeDecision.String(string(d.Kind)), decided(d))
 			if d.Wait > 0 {
 				h.span.SetAttributes(attributeDelay.Float64(d.Delay.Seconds()), attributeWait.Float64(d.Wait.Seconds()))
 			}
@@ -164,6 +166,16 @@ func (h *handling) Handled(err error) {
 		failed(h.span, kind, cause)
 	}
 	h.span.End()
+}
+
+// decided is the strategy that a message waits by, or the reason why it doesn't come back.
+func decided(d instrument.Decision) attribute.KeyValue {
+	switch d.Kind {
+	case instrument.DecisionRetry, instrument.DecisionWait:
+		return attributeStrategy.String(valid(d.Reason))
+	default:
+		return attributeReason.String(valid(d.Reason))
+	}
 }
 
 // cause is what has failed; nil if nothing has.
@@ -190,7 +202,7 @@ func (h *handling) cause(err error) error {
 	return nil
 }
 
-// errReason is a death without an error.
+// errReason is the error of a dead letter without one.
 type errReason client.Reason
 
 func (r errReason) Error() string     { return "dead-lettered: " + string(r) }
@@ -247,7 +259,7 @@ func (h *handling) Settling(s instrument.Settlement) map[string]string {
 	return map[string]string{annotationAttempt: h.before()}
 }
 
-// reason is the one of a death.
+// reason is that of a dead letter.
 func (h *handling) reason(s instrument.Settlement) string {
 	switch {
 	case s.Reason != "":

@@ -7,9 +7,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// LogHandler returns a slog.Handler that adds the attributes trace_id and span_id to
-// records that are logged with the ctx of a span, such as a handler's. client.Config.Logger
-// logs what it says about a delivery with such a ctx.
+// LogHandler returns a slog.Handler that adds the attributes trace_id and span_id to log records
+// with the ctx of a span, such as the ctx of a handler. Set it in client.Config.Logger: the
+// client logs what concerns a delivery with such a ctx.
 func LogHandler(h slog.Handler) slog.Handler { return &logHandler{h} }
 
 type logHandler struct{ slog.Handler }

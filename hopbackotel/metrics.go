@@ -54,7 +54,7 @@ type counts struct {
 type observed struct {
 	handling, unsettled, ready, forwarding, stalled, unconfirmed, queued metric.Int64ObservableUpDownCounter
 	connections, sessions, blockedNow, consumers, publishers             metric.Int64ObservableUpDownCounter
-	requesters, calls                                                    metric.Int64ObservableUpDownCounter
+	requesters, calls, partitions                                        metric.Int64ObservableUpDownCounter
 	lost, rebuilt, sent, consumed                                        metric.Int64ObservableCounter
 	blocked                                                              metric.Float64ObservableCounter
 	oldest, idle                                                         metric.Float64ObservableGauge
@@ -68,14 +68,14 @@ func newNumbers(m metric.Meter, most int) *numbers {
 	}
 	n.took = histogram(m, "messaging.client.operation.duration", "Duration of publishing (until the broker's confirmation) and of settling (until it is written).", seconds)
 	n.processed = histogram(m, "messaging.process.duration", "Duration of handlers.", seconds)
-	n.retries = made(m.Int64Counter("hopback.retries", metric.WithUnit("{message}"), metric.WithDescription("Number of failed attempts that another attempt follows on.")))
-	n.deaths = made(m.Int64Counter("hopback.deaths", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that were dead-lettered, by lane.")))
+	n.retries = made(m.Int64Counter("hopback.retries", metric.WithUnit("{message}"), metric.WithDescription("Number of failed attempts that are followed by a retry.")))
+	n.deaths = made(m.Int64Counter("hopback.deaths", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that were dead-lettered, by reason.")))
 	n.lateness = histogram(m, "hopback.retry.lateness", "Delay of a retry beyond what was asked for.", late)
 	n.ranges = made(m.Int64Histogram("hopback.settlement.range", metric.WithUnit("{delivery}"), metric.WithDescription("Number of deliveries that one settlement frame settles."), metric.WithExplicitBucketBoundaries(sizes...)))
 	n.observed.make(m)
 	o := &n.observed
 	_ = made(m.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
-		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed))
+		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.partitions, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed))
 	return n
 }
 
@@ -84,19 +84,20 @@ func (o *observed) make(m metric.Meter) {
 		to               *metric.Int64ObservableUpDownCounter
 		name, unit, what string
 	}{
-		{&o.handling, "hopback.handling", "{message}", "Number of handlers that run."},
+		{&o.handling, "hopback.handling", "{message}", "Number of running handlers."},
 		{&o.unsettled, "hopback.unsettled", "{message}", "Number of deliveries that consumers hold."},
 		{&o.ready, "hopback.ready", "{message}", "Number of held deliveries that wait for a handler."},
 		{&o.forwarding, "hopback.forwarding", "{message}", "Number of copies that wait for the broker's confirmation."},
-		{&o.stalled, "hopback.forwarding.stalled", "{message}", "Number of copies whose address accepts nothing."},
+		{&o.stalled, "hopback.forwarding.stalled", "{message}", "Number of copies that wait because their address doesn't accept messages."},
 		{&o.unconfirmed, "hopback.unconfirmed", "{message}", "Number of published messages that wait for the broker's confirmation."},
 		{&o.queued, "hopback.queued", "{message}", "Number of published messages that wait to be sent."},
 		{&o.connections, "hopback.connections", "{connection}", "Number of AMQP connections that are up."},
 		{&o.sessions, "hopback.sessions", "{session}", "Number of open sessions."},
-		{&o.blockedNow, "hopback.connections.blocked", "{connection}", "Number of connections on which the broker accepts no messages, because of an alarm."},
+		{&o.blockedNow, "hopback.connections.blocked", "{connection}", "Number of connections on which the broker accepts no messages because of an alarm."},
 		{&o.consumers, "hopback.consumers", "{consumer}", "Number of consumers, by whether they have a link to their queue."},
 		{&o.publishers, "hopback.publishers", "{publisher}", "Number of publishers."},
 		{&o.requesters, "hopback.requesters", "{requester}", "Number of requesters, by whether they can receive replies."},
+		{&o.partitions, "hopback.partitions", "{partition}", "Number of partitions that belong to this process: 0 or 1 for each of a group's queues."},
 		{&o.calls, "hopback.calls", "{call}", "Number of calls that wait for their replies."},
 	} {
 		*x.to = made(m.Int64ObservableUpDownCounter(x.name, metric.WithUnit(x.unit), metric.WithDescription(x.what)))
@@ -104,9 +105,9 @@ func (o *observed) make(m metric.Meter) {
 	o.sent = made(m.Int64ObservableCounter("messaging.client.sent.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that producers attempted to send to the broker.")))
 	o.consumed = made(m.Int64ObservableCounter("messaging.client.consumed.messages", metric.WithUnit("{message}"), metric.WithDescription("Number of messages that were delivered to the application.")))
 	o.lost = made(m.Int64ObservableCounter("hopback.connections.lost", metric.WithUnit("{connection}"), metric.WithDescription("Number of AMQP connections that were lost.")))
-	o.rebuilt = made(m.Int64ObservableCounter("hopback.reconnects", metric.WithUnit("{connection}"), metric.WithDescription("Number of lost AMQP connections that were made again.")))
-	o.blocked = made(m.Float64ObservableCounter("hopback.blocked.time", metric.WithUnit("s"), metric.WithDescription("Time in which the broker accepted no messages, because of alarms, of all connections.")))
-	o.oldest = made(m.Float64ObservableGauge("hopback.handling.oldest", metric.WithUnit("s"), metric.WithDescription("For how long the handler has run that began first.")))
+	o.rebuilt = made(m.Int64ObservableCounter("hopback.reconnects", metric.WithUnit("{connection}"), metric.WithDescription("Number of lost AMQP connections that were rebuilt.")))
+	o.blocked = made(m.Float64ObservableCounter("hopback.blocked.time", metric.WithUnit("s"), metric.WithDescription("Time in which the broker accepted no messages because of alarms, summed over all connections.")))
+	o.oldest = made(m.Float64ObservableGauge("hopback.handling.oldest", metric.WithUnit("s"), metric.WithDescription("How long the longest-running handler has been running.")))
 	o.idle = made(m.Float64ObservableGauge("hopback.idle", metric.WithUnit("s"), metric.WithDescription("Time since the last delivery of a consumer.")))
 }
 
@@ -247,15 +248,15 @@ type measuredQueue struct {
 	processed timed
 	settled   timed
 
-	// By lane, of which there is a bounded number.
+	// By strategy, and deaths by reason; their number is bounded.
 	retries, deaths places[string, byError[metric.AddOption]]
 	lateness        places[string, byError[metric.RecordOption]]
 }
 
-// byReason has the options of a metric of a queue for each lane.
-func byReason[O any](q *measuredQueue, of func(attribute.Set) O) places[string, byError[O]] {
-	return places[string, byError[O]]{most: math.MaxInt, make: func(reason string) *byError[O] {
-		return newByError([]attribute.KeyValue{q.name, attributeReason.String(reason)}, of)
+// by has the options of a metric of a queue for each value of an attribute.
+func by[O any](q *measuredQueue, key attribute.Key, of func(attribute.Set) O) places[string, byError[O]] {
+	return places[string, byError[O]]{most: math.MaxInt, make: func(value string) *byError[O] {
+		return newByError([]attribute.KeyValue{q.name, key.String(value)}, of)
 	}}
 }
 
@@ -268,7 +269,7 @@ func (n *numbers) queue(name string) *measuredQueue {
 		return q
 	}
 	q := &measuredQueue{n: n, name: semconv.MessagingDestinationName(name)}
-	q.retries, q.deaths, q.lateness = byReason(q, addOption), byReason(q, addOption), byReason(q, recordOption)
+	q.retries, q.deaths, q.lateness = by(q, attributeStrategy, addOption), by(q, attributeReason, addOption), by(q, attributeStrategy, recordOption)
 	of := func(operation string, more ...attribute.KeyValue) []attribute.KeyValue {
 		return append([]attribute.KeyValue{semconv.MessagingSystemRabbitMQ, semconv.MessagingOperationName(operation), q.name}, more...)
 	}
@@ -351,7 +352,8 @@ type snapshot struct {
 
 type consumerStats struct {
 	instrument.ConsumerStats
-	links [2]int64 // consumers without and with a link
+	owners int64
+	links  [2]int64 // consumers without and with a link
 }
 
 type publisherStats struct {
@@ -379,6 +381,10 @@ func (n *numbers) add(sums *snapshot, s instrument.Stats) {
 		x.Unsettled, x.Ready, x.Forwarding, x.Stalled = x.Unsettled+c.Unsettled, x.Ready+c.Ready, x.Forwarding+c.Forwarding, x.Stalled+c.Stalled
 		if c.Delivered.After(x.Delivered) {
 			x.Delivered = c.Delivered
+		}
+		x.Partition = x.Partition || c.Partition
+		if c.Owner {
+			x.owners++
 		}
 		if c.Up {
 			x.links[1]++
@@ -419,6 +425,9 @@ func (n *numbers) observeConsumers(to metric.Observer, queue string, c *consumer
 	to.ObserveInt64(o.stalled, int64(c.Stalled), set)
 	if !c.Delivered.IsZero() {
 		to.ObserveFloat64(o.idle, time.Since(c.Delivered).Seconds(), set)
+	}
+	if c.Partition {
+		to.ObserveInt64(o.partitions, c.owners, set)
 	}
 	for i, links := range c.links {
 		to.ObserveInt64(o.consumers, links, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(queue), attributeUp.Bool(i == 1))))

@@ -23,11 +23,12 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/rpc"
 )
 
-// TestMetricsOfRetriesAndDeaths with each strategy: one order fails thrice and succeeds,
+// TestMetricsOfRetriesAndDeaths with each strategy: one order fails three times and succeeds,
 // another is declined.
 func TestMetricsOfRetriesAndDeaths(t *testing.T) {
 	forEachStrategy(t, func(t *testing.T, version string, strategy retry.Strategy) {
@@ -173,7 +174,7 @@ func seconds(t *testing.T, s string) float64 {
 	return f
 }
 
-// TestMillionRoutingKeys: the number of series is bounded, whatever names messages carry.
+// TestMillionRoutingKeys: the number of series is bounded, no matter which names messages carry.
 // The calls are those that a Conn makes.
 func TestMillionRoutingKeys(t *testing.T) {
 	l := newLab(sdktrace.WithSampler(sdktrace.NeverSample()))
@@ -214,7 +215,7 @@ func TestMillionRoutingKeys(t *testing.T) {
 	require.NotEmpty(t, series)
 }
 
-// TestHostileMessages: whatever a message carries, it is handled, and its span is valid.
+// TestHostileMessages: a message with any content is handled, and its span is valid.
 func TestHostileMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, value := range []any{
@@ -381,5 +382,46 @@ func TestMetricsOfRequesters(t *testing.T) {
 		<-done
 		require.NoError(t, q.Close(t.Context()))
 		require.NotContains(t, l.metrics(t), "hopback.calls{sums}")
+	})
+}
+
+// A worker's partitions are those that it handles; the sum over all workers is 1 for each.
+func TestMetricsOfPartitions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broker := hopbacktest.Start(t, hopbacktest.Config{})
+		group := partition.Group{Name: "orders", Partitions: 4}
+		labs := []*lab{newLab(), newLab()}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, len(labs))
+		for i, l := range labs {
+			cfg := l.config(t, hopbackotel.Config{})
+			cfg.Dial = broker.Dial
+			conn, err := client.Connect(t.Context(), broker.URL(), cfg)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, conn.Close(context.Background())) }()
+			topology, err := group.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead")})
+			require.NoError(t, err)
+			topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop()})
+			_, err = declare.Apply(t.Context(), conn.Management(), topology)
+			require.NoError(t, err)
+			go func() {
+				done <- partition.Consume(ctx, conn, group, client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil }), partition.Config{Worker: fmt.Sprint("w", i)})
+			}()
+		}
+		time.Sleep(10 * time.Second)
+		owned := 0
+		for _, queue := range group.Queues() {
+			name := "hopback.partitions{" + queue + "}"
+			values := []string{labs[0].metrics(t)[name], labs[1].metrics(t)[name]}
+			assert.ElementsMatch(t, []string{"0", "1"}, values, queue)
+			if values[0] == "1" {
+				owned++
+			}
+		}
+		assert.Equal(t, 2, owned)
+		stop()
+		for range labs {
+			require.NoError(t, <-done)
+		}
 	})
 }

@@ -65,7 +65,7 @@ func newServer(hostPort string) *server {
 // other stands for all names beyond MaxNames.
 const other = "_other"
 
-// names tells so many names apart.
+// names distinguishes up to a number of names.
 type names struct {
 	most int
 

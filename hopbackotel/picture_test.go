@@ -66,7 +66,7 @@ func draw(s history) string {
 	}
 	began := s.spans[0].StartTime
 	w := 20 + (len(attempts)+1)*(column+gap)
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d 262" role="img" aria-label="The spans of an order that fails thrice">`+"\n%s", w, style)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d 262" role="img" aria-label="The spans of an order that fails three times">`+"\n%s", w, style)
 	b.WriteString(`<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>` + "\n")
 	at := func(i int) int { return 20 + i*(column+gap) }
 	text := func(x, y int, class, format string, args ...any) {
@@ -107,8 +107,8 @@ func draw(s history) string {
 			text(left+10, 238, "dim small", "asked %s s, had %s s", of(x, "hopback.attempt.delay.asked"), had)
 		}
 	}
-	text(at(0)+10, 238, "dim small", "the delays before:")
-	text(20, 24, "", "An order that fails thrice: each attempt is a trace of its own, linked to the creation (dashed) and to the attempt before.")
+	text(at(0)+10, 238, "dim small", "the previous delays:")
+	text(20, 24, "", "An order that fails three times: each attempt is a separate trace, linked to the creation (dashed) and to the previous attempt.")
 	b.WriteString("</svg>\n")
 	return b.String()
 }

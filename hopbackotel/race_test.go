@@ -2,5 +2,5 @@
 
 package hopbackotel_test
 
-// raced says that the race detector makes allocations of its own.
+// raced reports that the race detector is on, which makes additional allocations.
 const raced = true

@@ -76,10 +76,10 @@ func expected(s retry.Strategy, oneTrace bool) []string {
 		came, goes := "", ""
 		if i > 0 {
 			line += fmt.Sprintf(" -> attempt attempt %d", i)
-			came = fmt.Sprintf("attempt.delay.asked=%s attempt.delay.had=%s attempt.lane=%s ", sec(r.asked), sec(r.had), s)
+			came = fmt.Sprintf("attempt.delay.asked=%s attempt.delay.had=%s attempt.strategy=%s ", sec(r.asked), sec(r.had), s)
 		}
 		if r.next > 0 {
-			goes = fmt.Sprintf(" decision=retry delay.asked=%[1]s delay.granted=%[1]s error.type=*errors.errorString lane=%[2]s", sec(r.next), s)
+			goes = fmt.Sprintf(" decision=retry delay.asked=%[1]s delay.granted=%[1]s error.type=*errors.errorString strategy=%[2]s", sec(r.next), s)
 		}
 		line += fmt.Sprintf(" [%sattempt=%d%s]", came, i+1, goes)
 		outcome := "modified"

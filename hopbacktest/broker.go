@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -20,29 +21,29 @@ import (
 // Config configures a Broker. The zero value is a RabbitMQ 4.3.6 with the virtual host "/"
 // and the user guest with the password guest.
 type Config struct {
-	// Version is "4.3.6" or "4.0.5". Default: "4.3.6".
+	// Version is "4.4.0", "4.3.6", or "4.0.5". Default: "4.3.6".
 	Version string
-	// Nodes are the names of the cluster's nodes. Clients connect to the first. The names
-	// serve [Queue.MoveLeader] only. Default: "rabbit@memory".
+	// Nodes are the names of the cluster's nodes. Clients connect to the first one. The other
+	// names are only for [Queue.MoveLeader]. Default: "rabbit@memory".
 	Nodes []string
-	// ConsumerTimeout is how long a delivery may stay unsettled. Then version 4.3 delivers
-	// the message to another consumer. Default: 30 min.
+	// ConsumerTimeout is how long a delivery can stay unsettled. After that, version 4.3 and
+	// later deliver the message to another consumer. Default: 30 min.
 	ConsumerTimeout time.Duration
-	// DeadLetterRetry is how long a queue that dead-letters at least once waits before it
-	// publishes an unconfirmed dead letter again. Default: 180 s.
+	// DeadLetterRetry is how long a queue with at-least-once dead-lettering waits for a confirm
+	// before it publishes a dead letter again. Default: 180 s.
 	DeadLetterRetry time.Duration
-	// MaxMessageSize is the largest size of a message in bytes. Default: 16 MiB.
+	// MaxMessageSize is the maximum size of a message in bytes. Default: 16 MiB.
 	MaxMessageSize int
-	// MaxMessages and MaxBytes limit all queues together. Messages beyond a limit are
-	// rejected. Bytes include what annotations take in memory. Defaults: 10,000,000 messages
-	// and 1 GiB.
+	// MaxMessages and MaxBytes limit all queues together. The broker rejects messages beyond
+	// a limit. MaxBytes includes the memory of annotations. Defaults: 10,000,000 messages and
+	// 1 GiB.
 	MaxMessages int
 	MaxBytes    int64
-	// MaxEvents is how many of the latest events [Broker.Events] returns. A negative value
-	// means none. Default: 10,000.
+	// MaxEvents is how many of the latest events [Broker.Events] returns. Use a negative value
+	// for none. Default: 10,000.
 	MaxEvents int
-	// OnConnect, if not nil, is called with each new connection before anything is read
-	// from it, on the connection's own goroutine. Use it to inject a fault early, such as
+	// OnConnect, if not nil, is called with each new connection before the broker reads from
+	// it, on the connection's goroutine. Use it to inject an early fault, such as
 	// CutBefore(DirectionFromClient, 7).
 	OnConnect func(*Connection)
 	// OnLog, if not nil, is called with each line that RabbitMQ would write to its log
@@ -50,36 +51,38 @@ type Config struct {
 	OnLog func(line string)
 }
 
-// host is the broker's name in the network in memory.
+// host is the broker's name in the in-memory network.
 const host = "rabbitmq.memory"
 
-// Broker is a RabbitMQ in memory. It is safe for concurrent use.
+// Broker is a RabbitMQ in memory. Create one with [Start] in a test, or with [New] elsewhere. It
+// is safe for concurrent use.
 type Broker struct {
 	engine  *engine.Broker
 	server  *wire.Server
 	log     func(string)
 	latency atomic.Int64
 	ports   atomic.Uint32
-	bubble  string // that it was made in, see bubble
+	bubble  string // the bubble of New; see bubble
 
 	mu        sync.Mutex
-	clients   map[*vnet.Conn]struct{} // the clients' ends of connections by Dial
+	clients   map[*vnet.Conn]struct{} // the clients' ends of connections from Dial
 	listeners map[net.Listener]struct{}
 	url       string
 	closed    bool
 	running   sync.WaitGroup
 }
 
-// New starts a Broker. The caller closes it. The error is an *argument.Error.
+// New starts a Broker. The caller closes it with [Broker.Close]. In a test, use [Start] instead.
+// If a field of cfg is invalid, the error is an [*argument.Error].
 func New(cfg Config) (*Broker, error) { return newBroker(cfg, 0) }
 
-// newBroker is New with another time after which a silent client is lost.
+// newBroker is New with another timeout for silent clients.
 func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
-	if cfg.Version != "" && cfg.Version != "4.3.6" && cfg.Version != "4.0.5" {
-		return nil, argument.New("Config.Version", cfg.Version, "is not a version that is known here", `use "4.3.6" or "4.0.5"`)
+	if cfg.Version != "" && !slices.Contains([]string{"4.4.0", "4.3.6", "4.0.5"}, cfg.Version) {
+		return nil, argument.New("Config.Version", cfg.Version, "isn't supported", `use "4.4.0", "4.3.6", or "4.0.5"`)
 	}
 	if cfg.ConsumerTimeout < 0 || cfg.DeadLetterRetry < 0 || cfg.MaxMessageSize < 0 || cfg.MaxMessages < 0 || cfg.MaxBytes < 0 {
-		return nil, argument.New("Config", nil, "has a negative time or limit", "use positive ones, or 0 for the default")
+		return nil, argument.New("Config", nil, "has a negative time or limit", "use a positive one, or 0 for the default")
 	}
 	ec := engine.Config{
 		Version: cfg.Version, Nodes: cfg.Nodes, DeadLetterRetry: cfg.DeadLetterRetry, ConsumerTimeout: cfg.ConsumerTimeout,
@@ -114,9 +117,11 @@ type tb interface {
 	Fatalf(format string, args ...any)
 }
 
-// Start starts a Broker and closes it when the test ends. A bad Config fails the test. In a
-// testing/synctest bubble, so does a client that is still connected then: its goroutines
-// would keep the bubble from ending.
+// Start starts a Broker for a test and closes it when the test ends.
+//
+//   - An invalid Config fails the test.
+//   - In a testing/synctest bubble, a client that is still connected at the end fails the
+//     test, since its goroutines would keep the bubble from ending.
 func Start(t tb, cfg Config) *Broker {
 	t.Helper()
 	b, err := New(cfg)
@@ -125,7 +130,7 @@ func Start(t tb, cfg Config) *Broker {
 	}
 	t.Cleanup(func() {
 		if n := b.connected(); n > 0 && b.bubble != "" && b.elsewhere() == nil {
-			t.Errorf("hopbacktest: a client is still connected (connections: %d), and the testing/synctest bubble can't end while it is: close each client.Conn, such as by defer", n)
+			t.Errorf("hopbacktest: a client is still connected (connections: %d), so the testing/synctest bubble can't end; close each client.Conn, for example with defer", n)
 		}
 		b.Close()
 	})
@@ -144,11 +149,11 @@ func (b *Broker) connected() (n int) {
 	return n
 }
 
-// Close cuts all connections, closes all listeners and drops all data. It returns when
-// every goroutine and timer of the Broker has ended.
+// Close cuts all connections, closes all listeners, and drops all data. It returns when all of
+// the Broker's goroutines and timers have ended.
 //
-// A Broker that was made in a testing/synctest bubble has to be closed there. Outside of
-// the bubble, Close does nothing: nothing of the bubble runs any more.
+// Close a Broker of a testing/synctest bubble inside the bubble. Outside of it, Close does
+// nothing.
 func (b *Broker) Close() {
 	if b.bubble != "" && b.elsewhere() != nil {
 		return
@@ -164,11 +169,11 @@ func (b *Broker) Close() {
 	b.engine.Close()
 }
 
-// Version returns the version of RabbitMQ: "4.3.6" or "4.0.5".
+// Version returns the version of RabbitMQ: "4.4.0", "4.3.6", or "4.0.5".
 func (b *Broker) Version() string { return b.engine.Version() }
 
-// URL returns the URL for client.Connect. It is the URL of the latest Listen, or, before
-// any Listen, one that works with Dial only.
+// URL returns the URL for client.Connect. After [Broker.Listen] it is the URL of the latest
+// listener. Before that, it works only together with Dial.
 func (b *Broker) URL() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -178,9 +183,11 @@ func (b *Broker) URL() string {
 // errClosed is the cause of errors after Close.
 var errClosed = errors.New("hopbacktest: the broker is closed")
 
-// Dial connects to the broker over a network in memory. Use it as client.Config.Dial. It
-// ignores the address. While the broker is stopped the connection is refused. In another
-// testing/synctest bubble than that of New, the error is an *argument.Error.
+// Dial connects to the broker over an in-memory network. Use it as client.Config.Dial. It
+// ignores the network and the address.
+//
+//   - While the broker is stopped, the connection is refused.
+//   - In another testing/synctest bubble than that of New, the error is an [*argument.Error].
 func (b *Broker) Dial(ctx context.Context, _, address string) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -188,7 +195,7 @@ func (b *Broker) Dial(ctx context.Context, _, address string) (net.Conn, error) 
 	if err := b.elsewhere(); err != nil {
 		return nil, err
 	}
-	if delay := 2 * time.Duration(b.latency.Load()); delay > 0 { // there and back
+	if delay := 2 * time.Duration(b.latency.Load()); delay > 0 { // one round trip
 		t := time.NewTimer(delay)
 		defer t.Stop()
 		select {
@@ -217,8 +224,8 @@ func (b *Broker) Dial(ctx context.Context, _, address string) (net.Conn, error) 
 
 func (b *Broker) delay() time.Duration { return time.Duration(b.latency.Load()) }
 
-// serve serves a connection on its own goroutine, unless the broker is closed. client
-// is its other end, if that is one of Dial.
+// serve serves a connection on a new goroutine, unless the broker is closed. client is the
+// other end of a connection from Dial, and nil for others.
 func (b *Broker) serve(c net.Conn, client *vnet.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -237,17 +244,20 @@ func (b *Broker) serve(c net.Conn, client *vnet.Conn) bool {
 	return true
 }
 
-// Listen serves AMQP over TCP at an address such as "127.0.0.1:5672" and returns the URL
-// for clients. Port 0 lets the system choose a port. An address without a host means
-// 127.0.0.1. A malformed address is an *argument.Error; other errors are those of
-// net.Listen. Close ends the listener.
+// Listen serves AMQP over TCP at an address such as "127.0.0.1:5672" and returns the URL for
+// clients. Use it for other programs and other clients. Close closes the listener.
+//
+//   - With port 0, the system chooses a port.
+//   - Without a host, the address is 127.0.0.1.
+//   - If the address is malformed, the error is an [*argument.Error]. Other errors are those of
+//     net.Listen.
 func (b *Broker) Listen(address string) (url string, err error) {
 	if err := b.elsewhere(); err != nil {
 		return "", err
 	}
 	h, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return "", argument.New("address", address, "is not an address to listen on", `use one such as "127.0.0.1:5672"`).Because(err)
+		return "", argument.New("address", address, "isn't a host and a port to listen on", `use an address such as "127.0.0.1:5672"`).Because(err)
 	}
 	if h == "" {
 		h = "127.0.0.1"
@@ -268,9 +278,9 @@ func (b *Broker) Listen(address string) (url string, err error) {
 	return b.url, nil
 }
 
-// Serve accepts connections on l, such as a TLS listener, until l is closed or Close is
-// called. It closes l. A client with a certificate may log in with SASL EXTERNAL; its user
-// is the certificate's common name. The error is never nil.
+// Serve accepts connections on l, such as a TLS listener, until l is closed or Close is called.
+// It closes l. A client with a certificate can log in with SASL EXTERNAL; the user is the
+// certificate's common name. The error is never nil.
 func (b *Broker) Serve(l net.Listener) error {
 	if err := b.elsewhere(); err != nil {
 		_ = l.Close()
@@ -305,8 +315,8 @@ func (b *Broker) accept(l net.Listener) error {
 	}
 }
 
-// Stop shuts the broker down as an operator would: connections get a close frame, and new
-// ones are refused until Restart. Confirmed messages are kept.
+// Stop shuts the broker down as an operator does: connections get a close frame, and new ones
+// are refused until Restart. Confirmed messages are kept.
 func (b *Broker) Stop() {
 	b.server.CloseConns(&frames.Error{
 		Condition:   "amqp:internal-error",
@@ -315,7 +325,7 @@ func (b *Broker) Stop() {
 	b.engine.Stop()
 }
 
-// Kill stops the broker as kill -9 would: connections end without a close frame. Confirmed
+// Kill stops the broker as kill -9 does: connections break without a close frame. Confirmed
 // messages are kept.
 func (b *Broker) Kill() {
 	b.engine.Stop()
@@ -325,5 +335,22 @@ func (b *Broker) Kill() {
 // Restart starts the broker again after Stop or Kill, with all confirmed messages.
 func (b *Broker) Restart() { b.engine.Start() }
 
-// Running reports whether the broker runs. It is false between Stop or Kill and Restart.
+// Upgrade restarts the broker as another version, as an upgrade in place does: confirmed messages and
+// the topology stay. It supports the upgrade from "4.3.6" to "4.4.0". If the broker has a transient queue
+// that isn't exclusive, which RabbitMQ 4.4 refuses, it returns an error, and the broker stays stopped.
+func (b *Broker) Upgrade(version string) error {
+	if was := b.Version(); was != "4.3.6" || version != "4.4.0" {
+		return argument.New("version", version, "can't follow "+was, `upgrade a broker of "4.3.6" to "4.4.0"`)
+	}
+	transient := b.engine.TransientQueues()
+	b.Stop()
+	if len(transient) > 0 {
+		return fmt.Errorf("hopbacktest: RabbitMQ %s doesn't start: queue %q is transient and isn't exclusive", version, transient[0])
+	}
+	b.engine.SetVersion(version)
+	b.Restart()
+	return nil
+}
+
+// Running reports whether the broker is running. It isn't between Stop or Kill and Restart.
 func (b *Broker) Running() bool { return b.engine.Running() }

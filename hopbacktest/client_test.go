@@ -162,7 +162,7 @@ func produce(ctx context.Context, t *testing.T, p *client.Publisher[int], every 
 }
 
 // Nothing that was confirmed is lost by what a test does to the broker.
-func TestNothingIsLostWhateverIsDoneToTheBroker(t *testing.T) {
+func TestNoFaultOfTheBrokerLosesAMessage(t *testing.T) {
 	for name, harm := range map[string]func(b *hopbacktest.Broker){
 		"cut":     func(b *hopbacktest.Broker) { b.Connections()[0].Cut() },
 		"killed":  func(b *hopbacktest.Broker) { b.Kill(); time.Sleep(time.Minute); b.Restart() },
@@ -208,7 +208,7 @@ func TestNothingIsLostWhateverIsDoneToTheBroker(t *testing.T) {
 				var published int
 				got := map[int]int{}
 				// Many messages while something is done, and shortly after it. What comes
-				// later shows that it goes on.
+				// later shows that it continues.
 				var calm atomic.Bool
 				both.Go(func() {
 					published = produce(producing, t, p, func() time.Duration {
@@ -244,7 +244,7 @@ func TestNothingIsLostWhateverIsDoneToTheBroker(t *testing.T) {
 	}
 }
 
-// A connection that is lost while a consumer starts, at whatever frame, doesn't end
+// A connection that is lost while a consumer starts, at any frame, doesn't end
 // Consume.
 func TestAConsumerStartsWhereverTheConnectionEnds(t *testing.T) {
 	for _, direction := range []hopbacktest.Direction{hopbacktest.DirectionFromClient, hopbacktest.DirectionToClient} {

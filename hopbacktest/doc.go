@@ -1,10 +1,9 @@
 // Package hopbacktest is a RabbitMQ in memory, for tests and for development. It speaks
-// AMQP 1.0 to any client, behaves like RabbitMQ 4.3.6 or 4.0.5, and fails on demand. It
-// keeps everything in memory, so all messages are lost when the process ends. Never run it
-// in production.
+// AMQP 1.0 with any client, behaves like RabbitMQ 4.4.0, 4.3.6, or 4.0.5, and fails on demand.
+// All data is in memory and is lost when the process stops. Don't use it in production.
 //
-// In a testing/synctest bubble its time is virtual, so a retry after an hour takes no
-// time at all:
+// In a testing/synctest bubble time is virtual, so a retry after an hour takes no time at
+// all:
 //
 //	func TestOrderIsRetried(t *testing.T) {
 //		synctest.Test(t, func(t *testing.T) {
@@ -14,15 +13,22 @@
 //		})
 //	}
 //
-// Make the Broker inside the bubble, and connect to it with Dial, because a bubble has no
-// real network. [Run] does all of this for one policy and one handler, and returns the fate
-// of each message.
+// Start the Broker inside the bubble, and connect to it with Dial: a bubble has no real
+// network.
 //
-// [Broker.Listen] serves other programs and clients over TCP, in real time.
+// What to use when:
 //
-// # What it is not
+//   - [Run] tests one retry policy with one handler: it starts the broker, publishes, runs a
+//     worker, and returns what happened to each message.
+//   - [Start] gives a test a broker, to test a whole service.
+//   - [Recorder] tests code that only publishes, without a broker.
+//   - [New] and [Broker.Listen] serve other programs and clients over TCP, in real time.
 //
-// It is one process, not a cluster. A queue's leader is only a name, without replicas, and
-// there are no network partitions. Streams, AMQP 0-9-1, MQTT and plugins are missing. Where
-// it differs from RabbitMQ, RabbitMQ is right.
+// # Limits
+//
+// The broker is one process, not a cluster: a queue's leader is only a name, there are no
+// replicas, and no network partitions. Streams, AMQP 0-9-1, MQTT, and plugins are missing.
+// Where it differs from RabbitMQ, RabbitMQ is right.
+//
+// This package is stable: see docs/stability.md.
 package hopbacktest

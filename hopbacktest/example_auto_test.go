@@ -11,7 +11,8 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// The broker is killed while an order waits. The same test could run with RabbitMQ 4.0.
+// The broker crashes while an order waits for its retry. Set Broker.Version to "4.0.5" to run
+// the same test with RabbitMQ 4.0.
 func ordersAuto(t *testing.T) {
 	orders := hopbacktest.Scenario{
 		Policy: retry.Policy{Strategy: retry.StrategyAuto, Backoff: retry.Delays(time.Hour)},
@@ -34,6 +35,6 @@ func ordersAuto(t *testing.T) {
 }
 
 func ExampleRun_auto() {
-	// In a project of one's own this is a test: func TestOrders(t *testing.T).
+	// In your project, this is a test: func TestOrders(t *testing.T).
 	_ = ordersAuto
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// An order succeeds at its second attempt. Another one is hopeless.
+// One order succeeds at its second attempt. Another one fails for good at the first.
 func ordersDeadLettered(t *testing.T) {
 	policy := retry.Policy{
 		Strategy: retry.StrategyDeadLetter,
@@ -32,6 +32,6 @@ func ordersDeadLettered(t *testing.T) {
 }
 
 func ExampleRun_deadLetter() {
-	// In a project of one's own this is a test: func TestOrders(t *testing.T).
+	// In your project, this is a test: func TestOrders(t *testing.T).
 	_ = ordersDeadLettered
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// A service says when to come again, here tomorrow.
+// The handler sets the delay itself: the shop is closed, so it retries tomorrow.
 func ordersNative(t *testing.T) {
 	policy := retry.Policy{Strategy: retry.StrategyNative}
 	handler := client.JSON(func(ctx context.Context, order string) error {
@@ -26,6 +26,6 @@ func ordersNative(t *testing.T) {
 }
 
 func ExampleRun_native() {
-	// In a project of one's own this is a test: func TestOrders(t *testing.T).
+	// In your project, this is a test: func TestOrders(t *testing.T).
 	_ = ordersNative
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// An order fails three times, waits longer each time, and dies.
+// An order fails at every attempt, with longer delays each time, and is dead-lettered.
 func ordersRepublished(t *testing.T) {
 	policy := retry.Policy{
 		MaxRetries: 3,
@@ -27,6 +27,6 @@ func ordersRepublished(t *testing.T) {
 }
 
 func ExampleRun_republish() {
-	// In a project of one's own this is a test: func TestOrders(t *testing.T).
+	// In your project, this is a test: func TestOrders(t *testing.T).
 	_ = ordersRepublished
 }

@@ -14,7 +14,7 @@ type order struct {
 	ID string `json:"id"`
 }
 
-// A program that isn't a test starts a broker with New. In a test, Start also closes it.
+// Start a broker outside of a test. In a test, use Start, which also closes the broker.
 func ExampleNew() {
 	broker, err := hopbacktest.New(hopbacktest.Config{Version: "4.0.5"})
 	if err != nil {
@@ -32,7 +32,8 @@ func ExampleNew() {
 	// Output: 4.0.5
 }
 
-// Code that takes a Publisher is tested with a Recorder, and needs no broker.
+// Test code that publishes without a broker: it accepts a Publisher, and the test passes a
+// Recorder.
 func ExampleRecorder() {
 	buy := func(ctx context.Context, orders hopbacktest.Publisher[order], id string) error {
 		return orders.Publish(ctx, order{ID: id})

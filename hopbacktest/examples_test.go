@@ -2,8 +2,9 @@ package hopbacktest_test
 
 import "testing"
 
-// The examples of the documentation are run as the tests that they are.
+// The examples of the documentation run as tests.
 func TestExamples(t *testing.T) {
+	t.Run("start", orderIsRetriedAfterAnHour)
 	t.Run("republish", ordersRepublished)
 	t.Run("dead letter", ordersDeadLettered)
 	t.Run("native", ordersNative)

@@ -18,26 +18,25 @@ func (b *Broker) SetMemoryAlarm(on bool) { b.engine.SetAlarm(engine.AlarmMemory,
 func (b *Broker) SetDiskAlarm(on bool) { b.engine.SetAlarm(engine.AlarmDisk, on) }
 
 // HoldAnswers holds back the answers to published messages and management requests until
-// release is called. Messages are stored and requests carried out meanwhile.
+// release is called. The broker still stores the messages and executes the requests.
 func (b *Broker) HoldAnswers() (release func()) {
 	b.server.HoldAnswers(true)
 	return func() { b.server.HoldAnswers(false) }
 }
 
-// DelayAnswers delays the answer to each published message and management request by d. A d
-// of 0 ends the delay.
+// DelayAnswers delays the answer to each published message and management request by d. Pass 0
+// to remove the delay.
 func (b *Broker) DelayAnswers(d time.Duration) { b.server.DelayAnswers(d) }
 
-// SetLatency sets the network's latency to d in each direction. It affects all connections
-// of Dial, and TCP connections that are made afterwards.
+// SetLatency sets the network's latency to d in each direction. It affects all connections from
+// Dial, and TCP connections that are accepted afterwards.
 func (b *Broker) SetLatency(d time.Duration) { b.latency.Store(int64(d)) }
 
-// StepClock sets the broker's clock forward by d, or back if d is negative, as when somebody
-// sets the clock of its host. What already waits for a time is looked at when it would have
-// come without the step.
+// StepClock sets the broker's clock forward by d, or back if d is negative, as if somebody set
+// the clock of its host. Timers that are already running fire as if the clock hadn't changed.
 func (b *Broker) StepClock(d time.Duration) { b.engine.StepClock(d) }
 
-// slow is c with the latency.
+// slow is c with the latency added.
 func (b *Broker) slow(c net.Conn) net.Conn {
 	if b.latency.Load() <= 0 {
 		return c
@@ -82,8 +81,8 @@ type ConnectionInfo struct {
 	User, VHost string
 	// Container is the client's container-id, such as client.Config.Name.
 	Container string
-	// Client is the client's network address. Since is when the connection was made, and
-	// Sessions the number of its open sessions.
+	// Client is the client's network address, Since the time when it connected, and Sessions
+	// the number of its open sessions.
 	Client   string
 	Since    time.Time
 	Sessions int
@@ -99,25 +98,25 @@ func (b *Broker) Connections() []*Connection {
 	return all
 }
 
-// Info describes the connection as it is now.
+// Info describes the connection at this moment.
 func (c *Connection) Info() ConnectionInfo { return ConnectionInfo(c.conn.Info()) }
 
-// Cut ends the connection at once. The client sees a connection reset.
+// Cut breaks the connection immediately. The client gets a connection reset.
 func (c *Connection) Cut() { c.conn.Cut() }
 
-// Frames returns how many frames have passed in a direction. It counts from the open frame
-// and leaves out empty frames (heartbeats).
+// Frames returns how many frames have passed in a direction. It counts from the open frame on,
+// without empty frames (heartbeats).
 func (c *Connection) Frames(d Direction) int { return c.conn.Frames(d.wire()) }
 
-// CutBefore cuts the connection in place of the n-th next frame in a direction, which is
-// neither carried out nor sent. An n below 1 means 1. The first frame of a connection is
-// the open frame.
+// CutBefore cuts the connection just before the n-th frame from now in a direction. That frame
+// is neither executed nor sent. The first frame of a connection is the open frame. An n below 1
+// means 1.
 func (c *Connection) CutBefore(d Direction, n int) { c.conn.CutBefore(d.wire(), n) }
 
-// CutAfter cuts the connection right after the n-th next frame in a direction. A frame from
-// the client is carried out, but its answer isn't sent. An n below 1 means 1.
+// CutAfter cuts the connection right after the n-th frame from now in a direction. A frame from
+// the client is executed, but its answer isn't sent. An n below 1 means 1.
 func (c *Connection) CutAfter(d Direction, n int) { c.conn.CutAfter(d.wire(), n) }
 
-// Silence drops everything that is sent in a direction from now on, until the connection
-// ends. Neither end notices, as when a cable is cut or a host has died.
+// Silence drops everything in a direction from now on, until the connection ends. Neither side
+// notices, as with a cut cable or a crashed host.
 func (c *Connection) Silence(d Direction) { c.conn.Silence(d.wire()) }

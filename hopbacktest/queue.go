@@ -13,9 +13,9 @@ import (
 	"github.com/hopback/hopback/internal/message"
 )
 
-// Queue refers to a queue of a Broker by its name. The queue need not exist. Methods that
-// return an error return one that matches ErrNoQueue if it doesn't. A Queue is safe for
-// concurrent use.
+// Queue refers to a queue of a Broker by its name. The queue doesn't have to exist: if it
+// doesn't, methods that return an error return one that matches [ErrNoQueue]. A Queue is safe
+// for concurrent use.
 type Queue struct {
 	b           *Broker
 	vhost, name string
@@ -37,17 +37,17 @@ func missing(err error) error {
 	return err
 }
 
-// Counts holds the number of a queue's messages by state, and of its consumers.
+// Counts are the numbers of a queue's messages, by state, and of its consumers.
 type Counts struct {
-	// Ready counts messages that can be delivered.
+	// Ready is the number of messages that can be delivered.
 	Ready int
-	// Unacknowledged counts messages that consumers hold.
+	// Unacknowledged is the number of messages that consumers hold.
 	Unacknowledged int
-	// Delayed counts messages that wait for their delivery time, as with
+	// Delayed is the number of messages that wait for their delivery time, as with
 	// retry.StrategyNative.
 	Delayed int
-	// DeadLettering counts messages that wait until their dead-letter target has confirmed
-	// them.
+	// DeadLettering is the number of messages that wait until their dead-letter target has
+	// confirmed them.
 	DeadLettering int
 	// Messages is the sum of all of these.
 	Messages  int
@@ -63,8 +63,7 @@ func (q *Queue) Exists() bool {
 	return err == nil
 }
 
-// Counts returns the number of messages and consumers. All counts are 0 if the queue
-// doesn't exist.
+// Counts returns the numbers of messages and consumers. If the queue doesn't exist, all are 0.
 func (q *Queue) Counts() Counts {
 	i, err := q.b.engine.Queue(q.vhost, q.name)
 	if err != nil {
@@ -87,13 +86,12 @@ type Message struct {
 	// Message is the message as a consumer receives it. It is nil if go-amqp can't decode
 	// it.
 	*client.Message
-	// State is "ready", "unacknowledged", "delayed" or "dead-lettering", as the fields of
-	// Counts describe them.
+	// State is "ready", "unacknowledged", "delayed", or "dead-lettering": see [Counts].
 	State string
 	// Due is when a delayed message becomes ready.
 	Due time.Time
-	// Expires is when the message's time to live ends. It leaves the queue then, or later
-	// when it reaches the queue's head. Zero means never.
+	// Expires is when the message's time to live ends, or zero for never. The message leaves
+	// the queue at that time, or later, when it reaches the queue's head.
 	Expires time.Time
 	// Reason is why a message is being dead-lettered.
 	Reason string
@@ -107,8 +105,8 @@ func (m Message) ID() string {
 	return fmt.Sprint(m.Properties.MessageID)
 }
 
-// Messages returns all messages of the queue and removes none. The ready ones come first,
-// in the order of delivery. The result is empty if the queue doesn't exist.
+// Messages returns all messages of the queue and leaves them there. Ready messages come first,
+// in the order of delivery. If the queue doesn't exist, the result is empty.
 func (q *Queue) Messages() []Message {
 	infos, err := q.b.engine.Messages(q.vhost, q.name)
 	if err != nil {
@@ -121,7 +119,7 @@ func (q *Queue) Messages() []Message {
 	return all
 }
 
-// decoded is m as go-amqp shows it.
+// decoded is m, decoded by go-amqp.
 func decoded(m *frames.Message) *client.Message {
 	b, err := m.Append(nil)
 	var theirs message.Decoded
@@ -142,39 +140,39 @@ func (q *Queue) Empty() error { return missing(q.b.engine.EmptyQueue(q.vhost, q.
 func (q *Queue) MoveLeader(node string) error {
 	err := q.b.engine.MoveLeader(q.vhost, q.name, node)
 	if err != nil && q.Exists() {
-		return argument.New("node", node, "is not a node of the broker", "use one of Config.Nodes").Because(err)
+		return argument.New("node", node, "isn't a node of the broker", "use one of Config.Nodes").Because(err)
 	}
 	return missing(err)
 }
 
-// Freeze stops the queue until thaw is called, like a queue without a leader: it answers no
-// publisher and delivers nothing.
+// Freeze stops the queue until thaw is called. Like a queue without a leader, it confirms and
+// delivers nothing.
 func (q *Queue) Freeze() (thaw func(), err error) {
 	thaw, err = q.b.engine.Freeze(q.vhost, q.name)
 	return thaw, missing(err)
 }
 
-// HoldConfirms makes the queue store and deliver messages as usual, but confirm none until
-// release is called.
+// HoldConfirms holds back the queue's confirms until release is called. The queue still stores
+// and delivers messages.
 func (q *Queue) HoldConfirms() (release func(), err error) {
 	release, err = q.b.engine.HoldConfirms(q.vhost, q.name)
 	return release, missing(err)
 }
 
-// DetachConsumers ends the links of the queue's consumers with an error condition, such
-// as "amqp:resource-deleted".
+// DetachConsumers detaches the queue's consumers with an error condition, such as
+// "amqp:resource-deleted".
 func (q *Queue) DetachConsumers(condition string) error {
 	return missing(q.b.engine.DetachConsumers(q.vhost, q.name, condition))
 }
 
-// Await waits until cond returns true for the queue's counts. If ctx ends first the error
-// is ctx's cause.
+// Await waits until cond returns true for the queue's counts. If ctx ends first, the error is
+// ctx's cause.
 func (q *Queue) Await(ctx context.Context, cond func(Counts) bool) error {
 	return q.b.Await(ctx, func() bool { return cond(q.Counts()) })
 }
 
-// Await waits until cond returns true. It calls cond at the start and whenever something
-// has changed in the broker. If ctx ends first the error is ctx's cause.
+// Await waits until cond returns true. It calls cond at the start, and again after every change
+// in the broker. If ctx ends first, the error is ctx's cause.
 func (b *Broker) Await(ctx context.Context, cond func() bool) error {
 	for {
 		changed := b.engine.Changed()
@@ -189,16 +187,21 @@ func (b *Broker) Await(ctx context.Context, cond func() bool) error {
 	}
 }
 
-// Event is something that happened to a message, a queue or a connection.
+// Event is something that happened to a message, a queue, or a connection.
 type Event struct {
 	Time time.Time
-	// Kind is "published", "delivered", "accepted", "returned", "delayed", "expired",
-	// "dead-lettered", "dropped", "taken back", "queue declared", "queue deleted", "queue
-	// expired", "queue hangs", "connected" or "disconnected". A queue of RabbitMQ 4.3 hangs when
-	// more of its messages are delayed than its max-length allows, and its overflow is drop-head.
+	// Kind is one of:
+	//
+	//   - of a message: "published", "delivered", "accepted", "returned", "delayed",
+	//     "expired", "dead-lettered", "dropped", "revoked" (the consumer held it longer
+	//     than Config.ConsumerTimeout).
+	//   - of a queue: "queue declared", "queue deleted", "queue expired", "queue hangs". A
+	//     queue of RabbitMQ 4.3 hangs if its overflow is drop-head and more of its messages are
+	//     delayed than its max-length allows.
+	//   - of a connection: "connected", "disconnected".
 	Kind         string
 	VHost, Queue string
-	// MessageID is nil if the event isn't about a message or the message has no id.
+	// MessageID is nil if the event isn't about a message, or the message has no ID.
 	MessageID any
 }
 
@@ -214,7 +217,7 @@ func (e Event) String() string {
 	return text
 }
 
-// Events returns the latest events, oldest first, at most Config.MaxEvents.
+// Events returns the latest events, oldest first, up to Config.MaxEvents.
 func (b *Broker) Events() []Event {
 	log := b.engine.Log()
 	all := make([]Event, len(log))
@@ -224,24 +227,23 @@ func (b *Broker) Events() []Event {
 	return all
 }
 
-// Policy is a policy of RabbitMQ: it sets arguments of the queues and exchanges whose names
-// match.
+// Policy is a RabbitMQ policy. It sets arguments of the queues and exchanges whose names match.
 type Policy struct {
 	// Pattern is a regular expression that matches anywhere in a name.
 	Pattern string
-	// ApplyTo is "all", "queues", "exchanges", "classic_queues", "quorum_queues" or
+	// ApplyTo is "all", "queues", "exchanges", "classic_queues", "quorum_queues", or
 	// "streams". Default: "all".
 	ApplyTo  string
 	Priority int64
-	// Definition has the arguments without their "x-", such as "max-length". Values are
-	// strings, bools and integers. It can't be empty.
+	// Definition has the arguments without "x-", such as "max-length". Values are strings,
+	// bools, and integers. It can't be empty.
 	Definition map[string]any
 	// Operator makes it an operator policy.
 	Operator bool
 }
 
-// SetPolicy adds or replaces a policy of a virtual host. It returns RabbitMQ's error text
-// for a policy that RabbitMQ would refuse.
+// SetPolicy adds or replaces a policy of a virtual host. If RabbitMQ would refuse the policy,
+// the error has RabbitMQ's text.
 func (b *Broker) SetPolicy(vhost, name string, p Policy) error {
 	return b.engine.SetPolicy(vhost, name, engine.Policy(p))
 }
@@ -255,15 +257,16 @@ func (b *Broker) DeletePolicy(vhost, name string, operator bool) bool {
 // AddVHost adds a virtual host. The user guest gets all permissions for it.
 func (b *Broker) AddVHost(name string) { b.engine.PutVHost(name, engine.VHostConfig{}) }
 
-// AddUser adds a user, or replaces the password and tags of an existing one. tags are
-// RabbitMQ's, such as "administrator". A new user has no permissions.
+// AddUser adds a user, or replaces the password and the tags of an existing one. tags are
+// RabbitMQ's user tags, such as "administrator". A new user has no permissions: see
+// [Broker.SetPermissions].
 func (b *Broker) AddUser(name, password string, tags ...string) {
 	b.engine.PutUser(name, password, tags...)
 }
 
-// SetPermissions sets a user's permissions for a virtual host. configure, write and read
-// are regular expressions of names. An empty one matches no name. The error says that an
-// expression is malformed, or that the user or the virtual host doesn't exist.
+// SetPermissions sets a user's permissions for a virtual host. configure, write, and read are
+// regular expressions that match names; an empty one matches no name. It returns an error if an
+// expression is malformed, or if the user or the virtual host doesn't exist.
 func (b *Broker) SetPermissions(user, vhost, configure, write, read string) error {
 	return b.engine.SetPermissions(user, vhost, engine.Permissions{Configure: configure, Write: write, Read: read})
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Publisher is the part of a *client.Publisher that code needs to publish. Code that takes
-// a Publisher can be tested with a [Recorder], without a broker.
+// Publisher has the methods of a *client.Publisher that publish. Code that accepts a Publisher
+// can be tested with a [Recorder], without a broker.
 type Publisher[T any] interface {
 	Publish(ctx context.Context, v T, edit ...func(*client.Message)) error
 	PublishAll(ctx context.Context, vs []T, edit ...func(v T, m *client.Message)) error
@@ -23,15 +23,16 @@ var (
 	_ Publisher[string] = (*Recorder[string])(nil)
 )
 
-// Recorder is a Publisher that records messages instead of sending them. It encodes values
-// and validates messages like a *client.Publisher. The zero value is ready to use and
-// accepts every valid message. It is safe for concurrent use; set its fields before.
+// Recorder is a [Publisher] that records messages instead of sending them. It encodes values
+// and validates messages like a *client.Publisher. The zero value is ready to use and accepts
+// every valid message. Set the fields before the first use; after that, it is safe for
+// concurrent use.
 type Recorder[T any] struct {
 	// Codec encodes values. Default: client.JSONCodec.
 	Codec client.Codec
 	// Fail, if not nil, is called for each valid message. If it returns an error, such as
-	// client.ErrUnroutable, Publish returns that error and doesn't record the message. Fail
-	// must be safe for concurrent use.
+	// client.ErrUnroutable, Publish returns the error and doesn't record the message. Fail
+	// must be safe for concurrent use. Default: no message fails.
 	Fail func(v T) error
 
 	mu      sync.Mutex
@@ -47,8 +48,11 @@ type Published[T any] struct {
 	Time    time.Time
 }
 
-// Publish records v. The error is the codec's, an *argument.Error for a message that can't
-// be sent, that of Fail, or client.ErrNotSent if ctx has ended.
+// Publish records v. The errors:
+//
+//   - [client.ErrNotSent]: ctx has ended.
+//   - [*argument.Error]: the message is invalid.
+//   - the errors of Codec and of Fail.
 func (r *Recorder[T]) Publish(ctx context.Context, v T, edit ...func(*client.Message)) error {
 	if ctx.Err() != nil {
 		return &client.Error{Op: "publish", Kind: client.ErrNotSent, Err: context.Cause(ctx)}
@@ -80,7 +84,7 @@ func (r *Recorder[T]) Publish(ctx context.Context, v T, edit ...func(*client.Mes
 	return nil
 }
 
-// PublishAll records each of vs. Its error is a *client.BatchError.
+// PublishAll records each value of vs. If some fail, the error is a [*client.BatchError].
 func (r *Recorder[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T, m *client.Message)) error {
 	failed := &client.BatchError{Of: len(vs)}
 	for i, v := range vs {
@@ -108,9 +112,9 @@ func (r *Recorder[T]) PublishAll(ctx context.Context, vs []T, edit ...func(v T, 
 func (r *Recorder[T]) message(v T) (*client.Message, error) {
 	if m, ok := any(v).(*client.Message); ok {
 		if m == nil {
-			return nil, argument.New("message", nil, "is nil", "give a message, such as client.NewMessage(body)")
+			return nil, argument.New("message", nil, "is nil", "pass a message, such as client.NewMessage(body)")
 		}
-		// An edit mustn't show in the caller's message.
+		// An edit must not change the caller's message.
 		m = new(*m)
 		if m.Header != nil {
 			m.Header = new(*m.Header)
@@ -148,7 +152,7 @@ func (r *Recorder[T]) Values() []T {
 	return values
 }
 
-// Wait waits until at least n messages are recorded. If ctx ends first the error is ctx's
+// Wait waits until at least n messages are recorded. If ctx ends first, the error is ctx's
 // cause.
 func (r *Recorder[T]) Wait(ctx context.Context, n int) error {
 	for {

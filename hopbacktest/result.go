@@ -10,7 +10,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Result holds the outcomes of a Run.
+// Result is the result of a [Run].
 type Result struct {
 	// Messages has an Outcome for each message, in the order of Run's messages.
 	Messages []*Outcome
@@ -21,7 +21,7 @@ type Result struct {
 	byID map[string]*Outcome
 }
 
-// What Outcome.Fate may be.
+// The values of Outcome.Fate.
 const (
 	fateHandled      = "handled"
 	fateDeadLettered = "dead-lettered"
@@ -31,33 +31,34 @@ const (
 	fateUnsettled    = "unsettled"
 )
 
-// Outcome is the history and the fate of one message.
+// Outcome is what happened to one message.
 type Outcome struct {
 	// ID is the message-id, as text.
 	ID string
-	// Attempts are the calls of the handler for it, in order.
+	// Attempts are the handler's calls for the message, in order.
 	Attempts []Attempt
-	// Fate is how it ended, and Ended the virtual time of that:
+	// Fate is where the message ended up, and Ended the virtual time when it did. Fate is one
+	// of:
 	//
-	//	"handled"        the last attempt returned nil
-	//	"dead-lettered"  it is in the dead-letter queue
-	//	"discarded"      it was accepted although its last attempt returned an error, as with
-	//	                 retry.Discard
-	//	"parked"         it is in the parking queue, because it couldn't return to its work
-	//	                 queue
-	//	"lost"           the broker dropped it
-	//	"unsettled"      it is still in some other queue
+	//   - "handled": the last attempt returned nil.
+	//   - "dead-lettered": it is in the dead-letter queue.
+	//   - "discarded": it was acknowledged after an attempt that returned an error, as with
+	//     retry.Discard.
+	//   - "parked": it is in the parking queue, since it couldn't return to its work queue.
+	//   - "lost": the broker dropped it.
+	//   - "unsettled": it is still in some other queue.
 	Fate  string
 	Ended time.Time
-	// In is the name of the queue that holds the message at the end. Final is the message
-	// there, such as the dead letter, and Annotations are its message annotations. All are
-	// zero if no queue holds it.
+	// In is the name of the queue that has the message at the end. Final is the message in
+	// that queue, such as the dead letter, and Annotations are its message annotations. All
+	// are zero if no queue has it.
 	In          string
 	Final       *client.Message
 	Annotations map[string]any
-	// DeadLetter is retry.DeadLetterOf(Final) for a message in the dead-letter or the parking queue.
+	// DeadLetter is retry.DeadLetterOf(Final), for a message in the dead-letter or parking
+	// queue.
 	DeadLetter retry.DeadLetter
-	// Duplicates is the number of further copies of the message in queues.
+	// Duplicates is the number of extra copies of the message in queues.
 	Duplicates int
 
 	t     tb
@@ -67,18 +68,19 @@ type Outcome struct {
 
 // Attempt is one call of the handler for a message.
 type Attempt struct {
-	// Number is retry.Attempt: 1 for the first.
-	Number       int
+	// Number is the result of retry.Attempt: 1 for the first.
+	Number int
+	// Began and Ended are the virtual times of the call and of its return.
 	Began, Ended time.Time
 	// Err is the handler's error, and Panic the value that it panicked with.
 	Err   error
 	Panic any
-	// Retried reports whether another attempt followed. Asked is the delay that the policy
-	// or retry.After asked for. Had is the actual delay from the end of this attempt to the
-	// next.
+	// Retried reports whether another attempt followed. WantedDelay is the delay from the
+	// policy or retry.After. ActualDelay is the time from the end of this attempt to the next
+	// one.
 	Retried                  bool
 	WantedDelay, ActualDelay time.Duration
-	// DeliveryCount and Annotations are the delivery's.
+	// DeliveryCount and Annotations are those of the delivery.
 	DeliveryCount uint32
 	Annotations   map[string]any
 }
@@ -94,12 +96,12 @@ func (o *Outcome) Delays() []time.Duration {
 	return all
 }
 
-// Message returns the Outcome of message i, counted from 0. It fails the test if there is
-// none.
+// Message returns the Outcome of message i, counted from 0. If there is no such message, it
+// fails the test.
 func (r *Result) Message(i int) *Outcome {
 	r.t.Helper()
 	if i < 0 || i >= len(r.Messages) {
-		r.t.Fatalf("message %d: the run had %d", i, len(r.Messages))
+		r.t.Fatalf("message %d: the number of messages in this run is %d", i, len(r.Messages))
 	}
 	return r.Messages[i]
 }
@@ -107,7 +109,7 @@ func (r *Result) Message(i int) *Outcome {
 // ByID returns the Outcome of the message with this message-id, or nil.
 func (r *Result) ByID(id string) *Outcome { return r.byID[id] }
 
-// Count returns how many messages have the fate f.
+// Count returns how many messages have the fate f: see Outcome.Fate.
 func (r *Result) Count(f string) int {
 	n := 0
 	for _, o := range r.Messages {
@@ -125,11 +127,9 @@ func (r *Result) Each(f func(o *Outcome)) {
 	}
 }
 
-// The Want methods fail the test, and go on, where the message isn't as they say. They
-// print its timeline then. They return the Outcome, for the next one.
-
-// WantHandled fails the test unless the message was handled in the end. Like the other Want
-// methods it prints the timeline, lets the test go on, and returns o.
+// WantHandled fails the test unless the message was handled in the end. Like all Want methods,
+// it prints the message's timeline on failure, lets the test continue, and returns o, so that
+// calls can be chained.
 func (o *Outcome) WantHandled() *Outcome {
 	o.t.Helper()
 	return o.WantFate(fateHandled)
@@ -140,7 +140,7 @@ func (o *Outcome) WantHandled() *Outcome {
 func (o *Outcome) WantDead(reason client.Reason) *Outcome {
 	o.t.Helper()
 	if o.WantFate(fateDeadLettered); o.Fate == fateDeadLettered && o.DeadLetter.Reason != reason {
-		o.errorf("is dead as %q, want %q", o.DeadLetter.Reason, reason)
+		o.errorf("was dead-lettered with the reason %q, want %q", o.DeadLetter.Reason, reason)
 	}
 	return o
 }
@@ -163,8 +163,8 @@ func (o *Outcome) WantAttempts(n int) *Outcome {
 	return o
 }
 
-// WantDelays fails the test unless the delays between the attempts are these. Each may be
-// late by 1%, or by 50 ms if that is more.
+// WantDelays fails the test unless the delays between the attempts are these. Each can be
+// longer by 1% or 50 ms, whichever is more.
 func (o *Outcome) WantDelays(delays ...time.Duration) *Outcome {
 	o.t.Helper()
 	ok := slices.EqualFunc(o.Delays(), delays, func(had, want time.Duration) bool {
@@ -219,11 +219,11 @@ func (o *Outcome) Timeline() string {
 	return b.String()
 }
 
-// maxTimelines is how many messages Timeline tells of.
+// maxTimelines is how many messages Timeline shows.
 const maxTimelines = 10
 
-// Timeline returns the timelines of up to ten messages: of those that weren't handled if
-// there are any, else of the first.
+// Timeline returns the timelines of up to ten messages: of those that weren't handled, or, if
+// all were handled, of the first ten.
 func (r *Result) Timeline() string {
 	all := slices.DeleteFunc(slices.Clone(r.Messages), func(o *Outcome) bool { return o.Fate == fateHandled })
 	if len(all) == 0 {

@@ -19,49 +19,51 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Run publishes messages to a queue, lets a worker handle them with the policy's retries,
-// and returns the outcome of each. Time is virtual, so Run takes milliseconds whatever the
-// delays. A handler that sleeps does so in virtual time as well.
+// Run publishes messages to a queue, lets a worker handle them with the policy's retries, and
+// returns what happened to each message. Use it to test a policy together with a handler.
+// Time is virtual, so Run takes milliseconds, however long the delays are. A handler that
+// sleeps sleeps in virtual time, too.
 //
-// A *client.Message is sent as it is. Any other value is sent as JSON. A message without a
-// message-id gets its number: "1" for the first.
+//   - A *client.Message is sent unchanged. Any other value is sent as JSON.
+//   - A message without a message-id gets its number: "1" for the first.
+//   - Run fails the test if the policy, the handler, or the worker returns an error.
+//   - Don't call Run inside a testing/synctest bubble: it makes one itself.
 //
-// Use a [Scenario] to configure more than the policy and the handler. Run must not be
-// called in a testing/synctest bubble, because it makes its own.
+// To configure more than the policy and the handler, use a [Scenario].
 func Run(t *testing.T, policy retry.Policy, handler client.Handler, messages ...any) *Result {
 	t.Helper()
 	return Scenario{Policy: policy, Handler: handler, Messages: messages}.Run(t)
 }
 
-// Scenario is a run of messages through a retry policy. Policy, Handler and Messages are
-// required.
+// Scenario configures a run of messages through a retry policy. Handler is required.
 type Scenario struct {
+	// Policy is the retry policy. Default: the zero retry.Policy, which retries five times.
 	Policy retry.Policy
 	// Handler is the worker's handler, without retry.With.
 	Handler client.Handler
-	// Messages are the messages to publish. See the function Run.
+	// Messages are the messages to publish. See the function [Run].
 	Messages []any
 	// Queue is the work queue. Default: "work", with a delivery limit of 20.
 	Queue declare.QuorumQueue
 	// Broker configures the broker, such as its version.
 	Broker Config
-	// Consumer configures the worker. By default it handles one message at a time.
+	// Consumer configures the workers. Default: each handles one message at a time.
 	Consumer client.ConsumerConfig
 	// Workers is the number of workers. Each has its own connection. Default: 1.
 	Workers int
-	// Disturb, if not nil, is called on its own goroutine once the messages are published.
-	// Use it to inject faults. It may sleep, and must return before Limit is over.
+	// Disturb, if not nil, is called on a separate goroutine after the messages are
+	// published. Use it to inject faults. It may sleep, and must return before Limit.
 	Disturb func(b *Broker)
-	// Limit is how much virtual time the run may take until all messages are settled.
-	// Default: a year.
+	// Limit is the maximum virtual time until all messages are settled. After it, the test
+	// fails. Default: a year.
 	Limit time.Duration
 }
 
-// Run runs the scenario. See the function Run. A fault of the scenario fails the test.
+// Run runs the scenario like the function [Run].
 func (s Scenario) Run(t *testing.T) *Result {
 	t.Helper()
 	if bubble() != "" {
-		t.Fatalf("hopbacktest: Run makes its own testing/synctest bubble, and there can't be one in another: call it outside of synctest.Test, and not in a handler or Disturb of another Run")
+		t.Fatalf("hopbacktest: Run makes its own testing/synctest bubble, and a bubble can't contain another one; call Run outside of synctest.Test, and not in a handler or Disturb of another Run")
 	}
 	if s.Queue.Name == "" {
 		s.Queue.Name = "work"
@@ -76,7 +78,7 @@ func (s Scenario) Run(t *testing.T) *Result {
 		s.Limit = 365 * 24 * time.Hour
 	}
 	if s.Handler == nil {
-		t.Fatalf("hopbacktest: a scenario without a handler")
+		t.Fatalf("hopbacktest: Scenario.Handler is nil; set the handler to test")
 	}
 	names := s.Policy.Names
 	r := &run{Scenario: s, dead: names.DeadLetterQueue(s.Queue.Name), parking: names.ParkingQueue(), result: &Result{t: t, byID: map[string]*Outcome{}}}
@@ -88,26 +90,26 @@ func (s Scenario) Run(t *testing.T) *Result {
 	return r.result
 }
 
-// run is a Scenario under way.
+// run is a running Scenario.
 type run struct {
 	Scenario
 	broker *Broker
 	began  time.Time
-	// dead and parking are the queues in which messages may stay.
+	// dead and parking are the queues in which messages can stay.
 	dead, parking string
 
 	mu     sync.Mutex
 	result *Result
-	failed error // why a worker has ended
+	failed error // why a worker has stopped
 }
 
-// play is what goes on in the bubble.
+// play runs the scenario inside the bubble.
 func (r *run) play(ctx context.Context) (err error) {
 	cfg := r.Broker
 	if cfg.MaxEvents == 0 {
 		cfg.MaxEvents = 10_000 + 200*len(r.Messages)
 	}
-	// Heartbeats are of no use here, and there would be many in a year.
+	// Heartbeats have no use here, and a year would have many of them.
 	if r.broker, err = newBroker(cfg, 24*time.Hour); err != nil {
 		return err
 	}
@@ -165,7 +167,7 @@ func (r *run) close(conn *client.Conn) {
 	_ = conn.Close(ctx)
 }
 
-// publish publishes the messages, and begins an Outcome for each.
+// publish publishes the messages and adds an Outcome for each.
 func (r *run) publish(ctx context.Context, conn *client.Conn) error {
 	p, err := client.NewPublisher[any](ctx, conn, address.Queue(r.Queue.Name), client.PublisherConfig{})
 	if err != nil {
@@ -205,7 +207,7 @@ func (r *run) work(ctx context.Context, i int, conn *client.Conn) error {
 	return conn.Consume(ctx, r.Queue.Name, handler, r.Consumer)
 }
 
-// observe calls the handler and notes what it does.
+// observe calls the handler and records the attempt.
 func (r *run) observe(ctx context.Context, d *client.Delivery) (err error) {
 	m := d.Message()
 	id := ""
@@ -227,13 +229,13 @@ func (r *run) observe(ctx context.Context, d *client.Delivery) (err error) {
 	return r.Handler.Handle(ctx, d)
 }
 
-// note adds an attempt. How long the message was to wait before it is in the message.
+// note adds an attempt. The message has the delay that was wanted before it.
 func (r *run) note(id string, at Attempt, m *client.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o := r.result.byID[id]
 	if o == nil {
-		return // of nobody knows whom
+		return // not one of the published messages
 	}
 	if n := len(o.Attempts); n > 0 {
 		last := &o.Attempts[n-1]
@@ -244,12 +246,12 @@ func (r *run) note(id string, at Attempt, m *client.Message) {
 	o.Attempts = append(o.Attempts, at)
 }
 
-// askedOf is the delay that the message was to have, as the worker has written it.
+// askedOf is the delay that the worker wanted, which is in the message.
 func askedOf(m *client.Message) time.Duration {
 	if text, ok := m.Annotations[annotation.History].(string); ok {
 		var history struct {
 			Delay int64 `json:"delay"`
-			Asked int64 `json:"asked"` // of a message that has passed several delay queues
+			Asked int64 `json:"asked"` // if the message passed several delay queues
 		}
 		if json.Unmarshal([]byte(text), &history) == nil {
 			return time.Duration(max(history.Delay, history.Asked)) * time.Millisecond
@@ -268,8 +270,8 @@ func annotationsOf(m *client.Message) map[string]any {
 	return all
 }
 
-// await waits until all messages are settled. It looks whenever nothing can happen any
-// more without time going on.
+// await waits until all messages are settled. It checks whenever only the passing of time can
+// change anything.
 func (r *run) await(ctx context.Context) error {
 	limit := time.NewTimer(r.Limit)
 	defer limit.Stop()
@@ -282,21 +284,21 @@ func (r *run) await(ctx context.Context) error {
 		left := r.left()
 		switch {
 		case failed != nil:
-			return fmt.Errorf("a worker has ended: %w", failed)
+			return fmt.Errorf("a worker stopped: %w", failed)
 		case left == 0:
 			return nil
 		}
 		select {
 		case <-changed:
 		case <-limit.C:
-			return fmt.Errorf("after %v %d messages are not settled", r.Limit, left)
+			return fmt.Errorf("after %v, the number of unsettled messages is %d", r.Limit, left)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// left is how many messages are neither handled nor at their end.
+// left is how many messages are neither handled nor in their last queue.
 func (r *run) left() int {
 	n := 0
 	if !r.broker.Running() {
@@ -313,7 +315,7 @@ func (r *run) left() int {
 	return n
 }
 
-// conclude finds out what became of each message.
+// conclude finds out the fate of each message.
 func (r *run) conclude() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

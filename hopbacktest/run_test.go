@@ -109,7 +109,7 @@ func TestRunWithHarm(t *testing.T) {
 	})
 }
 
-// failure is a tb that notes what it is told.
+// failure is a tb that records its calls.
 type failure struct{ text string }
 
 func (f *failure) Helper()        {}
@@ -125,7 +125,7 @@ func TestFailedWantsTellTheTimeline(t *testing.T) {
 	o := hopbacktest.Notified(r.Message(0), &f)
 	o.WantHandled().WantDead(retry.ReasonPermanent).WantAttempts(7).WantDelays(time.Hour)
 	for _, want := range []string{
-		"message 1 is dead-lettered, want handled", `is dead as "exhausted", want "permanent"`, "had 2 attempts, want 7",
+		"message 1 is dead-lettered, want handled", `was dead-lettered with the reason "exhausted", want "permanent"`, "had 2 attempts, want 7",
 		"had the delays [1m0s], want [1h0m0s]",
 		"+0s            published to work\n", "+1m0s          attempt 2 failed: declined\n", "+1m0s          dead-lettered in work.dead as exhausted\n",
 	} {

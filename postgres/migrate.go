@@ -14,8 +14,8 @@ import (
 //go:embed migrations/*.sql
 var files embed.FS
 
-// Migrations returns the migrations as files of plain SQL, in order of their names, for
-// those who apply them by a tool of their own. Migrate applies the same.
+// Migrations returns the migrations as plain SQL files, sorted by name. Use it if you apply
+// migrations with your own tool. [Migrate] applies the same files.
 func Migrations() fs.FS {
 	sub, err := fs.Sub(files, "migrations")
 	if err != nil {
@@ -27,13 +27,14 @@ func Migrations() fs.FS {
 // lockMigrate is the advisory lock of a migration.
 const lockMigrate = "7525357070202399492"
 
-// Migrate creates the tables of outbox, inbox and offset, or brings them up to this version.
-// It may be called at each start, by several processes at once. It runs as one transaction,
-// or as a part of db's. The user needs the right to create tables in the first schema of the
-// search path.
+// Migrate creates the tables of packages outbox, inbox, and offset, or updates them to this
+// version. You can call it at each start, from several processes at once. It runs in one
+// transaction, or as a part of db's. The user needs the permission to create tables in the first
+// schema of the search path.
 //
 // It records what it has applied in the table hopback_migrations. If another tool applies the
-// migrations, don't call it. Such a tool may leave out those of packages that aren't used.
+// migrations, don't call Migrate. Such a tool may leave out migrations of packages that you don't
+// use.
 func Migrate(ctx context.Context, db DB) error {
 	if err := refuse.NilDB(db); err != nil {
 		return err

@@ -1,8 +1,11 @@
-// Package postgres has what the packages outbox, inbox and offset share: the tables that
-// [Migrate] creates, and [DB], by which they reach a database.
+// Package postgres contains what packages outbox, inbox, and offset share: [Migrate], which
+// creates their tables, and [DB], through which they use a database.
 //
-// Package outbox publishes the messages that transactions have committed. Package inbox
-// handles each message once. Package offset keeps the positions of stream consumers.
+//   - Package postgres/outbox publishes messages from a transaction if it commits.
+//   - Package postgres/inbox handles each message once.
+//   - Package postgres/offset stores the positions of stream consumers.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package postgres
 
 import (
@@ -16,8 +19,8 @@ import (
 	"github.com/hopback/hopback/postgres/internal/refuse"
 )
 
-// DB runs statements: a pgx.Tx, for a transaction. With a *pgx.Conn or a *pgxpool.Pool each
-// call commits by itself. SQL makes a DB of a *sql.Tx.
+// DB runs statements. Pass a pgx.Tx for a transaction. With a *pgx.Conn or a *pgxpool.Pool each
+// call commits by itself. [SQL] converts the types of database/sql.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
@@ -29,8 +32,8 @@ type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// SQL returns a *sql.Tx, *sql.Conn or *sql.DB of database/sql as a DB. Its driver must be
-// one for PostgreSQL, such as github.com/jackc/pgx/v5/stdlib.
+// SQL returns a *sql.Tx, *sql.Conn, or *sql.DB of database/sql as a [DB]. The driver must be one
+// for PostgreSQL, such as github.com/jackc/pgx/v5/stdlib.
 func SQL(db querier) DB {
 	if refuse.NilDB(db) != nil {
 		return nil

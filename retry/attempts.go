@@ -20,32 +20,35 @@ const (
 	maxAttemptText = 100
 )
 
-// FailedAttempt is an attempt that a message records.
+// FailedAttempt is one failed attempt in the history of a message. See [AttemptsOf].
 type FailedAttempt struct {
-	// At is when it failed, by the clock that annotation.History goes by.
+	// At is when the attempt failed, by the broker's clock as the worker knows it.
 	At time.Time
-	// Delay is the delay before the next attempt. It is zero for an attempt that was not
-	// retried.
+	// Delay is the delay before the next attempt. It is zero if the attempt wasn't retried.
 	Delay time.Duration
 	// Error is the start of the error's text, at most 100 bytes.
 	Error string
 }
 
-// AttemptsOf returns the failed attempts that m records, oldest first. The last one is the
-// last failure. There are at most 33. If there were more, or if their errors take much
-// space, the oldest are missing. Attempts of workers that don't use this package are missing,
-// too.
+// AttemptsOf returns the failed attempts that m records, oldest first, so the last one is the
+// last failure. Use it to show the history of a message, for example of a dead letter.
 //
-// The message's sender or another client can have written all of it: it is for display only.
-// AttemptsOf never fails. It leaves out what isn't an attempt.
+// The list can be incomplete:
+//
+//   - It has at most 33 attempts. If there were more, or if their errors take too much space, the
+//     oldest are missing.
+//   - Attempts in workers that don't use this package are missing.
+//
+// Use it for display only: the message's sender or another client could have written all of it.
+// AttemptsOf never fails. It skips entries that it can't parse.
 func AttemptsOf(m *client.Message) []FailedAttempt {
 	if m == nil {
 		return nil
 	}
 	t := historyOf(m)
 	all := attemptsUntil(&t)
-	// The delay in a dead letter is that of its last retry. What a worker has given up has no
-	// delay after its last attempt.
+	// The delay in a dead letter is that of its last retry. After the last attempt of a
+	// dead-lettered message there is none.
 	r, _ := m.Annotations[client.AnnotationReason].(string)
 	if n := len(all); n > 0 && givenUp(client.Reason(r)) && all[n-1].At.Equal(millis(t.Last)) {
 		all[n-1].Delay = 0
@@ -97,7 +100,7 @@ func attemptText(s string) string {
 	return s[:n]
 }
 
-// readAttempts reads a list that anybody may have written. next is the error after it.
+// readAttempts reads a list that anybody could have written. next is the error after it.
 func readAttempts(list, next string) []FailedAttempt {
 	if list == "" || len(list) > 4*maxAttemptsBytes {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/internal/annotation"
 )
 
-// next returns the message of an outcome as it comes back or as it is dead-lettered.
+// next returns the message of an outcome after it comes back or is dead-lettered.
 func next(t *testing.T, m *client.Message, o error) *client.Message {
 	t.Helper()
 	switch o := o.(type) {
@@ -88,7 +88,7 @@ func stamps(all []FailedAttempt) []string {
 	return s
 }
 
-// However often a message fails, and with whatever errors, the list is bounded. What is left
+// However often a message fails, and with any errors, the list is bounded. What is left
 // out is the oldest.
 func TestAttemptsAreBounded(t *testing.T) {
 	t.Parallel()

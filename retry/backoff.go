@@ -6,13 +6,17 @@ import (
 	"time"
 )
 
-// Backoff returns the delay before a retry. The first retry is 1. It must always return
-// the same delay for the same retry, because the delay queues are derived from it.
-// Randomness comes from Policy.Jitter. Fractions of a millisecond are rounded up.
+// Backoff returns the delay before a retry. The first retry is 1. Use [Delays] or [Exponential],
+// or write your own.
+//
+//   - A Backoff must always return the same delay for the same retry, because the delay queues
+//     are derived from it.
+//   - For randomness set [Policy.Jitter].
+//   - Fractions of a millisecond are rounded up.
 type Backoff func(retry int) time.Duration
 
-// Delays returns a Backoff that walks through a list. Further retries wait as long as
-// the last in the list.
+// Delays returns a Backoff that uses the delays one after the other. Later retries use the last
+// one. Without delays, [Policy.Validate] returns an error.
 func Delays(delays ...time.Duration) Backoff {
 	delays = slices.Clone(delays)
 	return func(retry int) time.Duration {
@@ -23,9 +27,9 @@ func Delays(delays ...time.Duration) Backoff {
 	}
 }
 
-// Exponential returns a Backoff that begins with initial and is multiplied by factor
-// for each further retry: Exponential(time.Second, 1.5) returns 1 s, 1.5 s, 2.25 s and
-// so on. Use Cap to limit it.
+// Exponential returns a Backoff that starts with initial and multiplies the delay by factor for
+// each further retry: Exponential(time.Second, 1.5) returns 1 s, 1.5 s, 2.25 s, and so on. Limit
+// it with [Backoff.Cap].
 func Exponential(initial time.Duration, factor float64) Backoff {
 	return func(retry int) time.Duration {
 		d := float64(initial) * math.Pow(factor, float64(max(retry, 1)-1))
@@ -36,7 +40,7 @@ func Exponential(initial time.Duration, factor float64) Backoff {
 	}
 }
 
-// Cap returns a Backoff whose delays are those of b, and at most limit.
+// Cap returns a Backoff with the delays of b, but none longer than limit.
 func (b Backoff) Cap(limit time.Duration) Backoff {
 	if b == nil {
 		return nil
@@ -45,7 +49,7 @@ func (b Backoff) Cap(limit time.Duration) Backoff {
 }
 
 const (
-	// maxDelay is the longest x-message-ttl that RabbitMQ takes: ten years.
+	// maxDelay is the longest x-message-ttl that RabbitMQ accepts: ten years.
 	maxDelay = 10 * 365 * 24 * time.Hour
 	tooLong  = maxDelay + time.Millisecond
 )
@@ -58,15 +62,16 @@ func wholeMillis(d time.Duration) time.Duration {
 	return d
 }
 
-// Jitter spreads delays: messages that failed together don't return together. The zero value, "", means JitterNone.
+// Jitter randomizes delays, so that messages that failed together don't return together. See
+// [Policy.Jitter] for the strategies that support it. The zero value, "", means JitterNone.
 type Jitter string
 
 const (
-	// JitterNone leaves delays as they are. It is the default.
+	// JitterNone doesn't change the delays. It is the default.
 	JitterNone Jitter = "none"
-	// JitterEqual waits for half of the delay and a random part of the other half.
+	// JitterEqual waits for half of the delay plus a random part of the other half.
 	JitterEqual Jitter = "equal"
-	// JitterFull waits for a random part of the whole delay, at least 1 ms.
+	// JitterFull waits for a random part of the delay, at least 1 ms.
 	JitterFull Jitter = "full"
 )
 

@@ -46,7 +46,7 @@ func TestExponentialRoundsUpToWholeMilliseconds(t *testing.T) {
 	}
 }
 
-// What can't be waited for is refused before a message is, whatever the processor
+// What can't be waited for is refused before a message is, on any processor
 // makes of it.
 func TestPolicyRefusesBackoffOutOfRange(t *testing.T) {
 	t.Parallel()
@@ -191,7 +191,7 @@ func TestOnMatchesItsTargetsAndNoNil(t *testing.T) {
 	assert.False(t, On()(errA))
 }
 
-// typedError is an error of a type of its own, as libraries have them.
+// typedError is an error with a separate type, as libraries have them.
 type typedError struct{ code int }
 
 func (e *typedError) Error() string { return "code " + strconv.Itoa(e.code) }

@@ -5,6 +5,6 @@ import "fmt"
 // noNative refuses StrategyNative on a broker that ignores x-opt-delivery-time.
 func noNative(version, queue string) error {
 	return &GuardError{Guard: GuardStrategy, Queue: queue,
-		Problem: fmt.Sprintf("StrategyNative needs RabbitMQ 4.3 or later; this is %q, which would deliver each message again at once", version),
-		Remedy:  "use StrategyAuto, StrategyDeadLetter or StrategyRepublish"}
+		Problem: fmt.Sprintf("StrategyNative needs RabbitMQ 4.3 or later; this broker is %q and would deliver each message again at once", version),
+		Remedy:  "use StrategyAuto, StrategyDeadLetter, or StrategyRepublish"}
 }

@@ -24,78 +24,86 @@ import (
 	"github.com/hopback/hopback/internal/workerclock"
 )
 
-// CentralConfig configures Central. Queues is required.
+// CentralConfig configures [Central]. Queues is required.
 type CentralConfig struct {
-	// Queues are the work queues whose failed messages are handled.
+	// Queues are the names of the work queues whose failed messages Central retries.
 	Queues []string
-	// FailedQueue is an existing queue that the failed messages arrive in. Default: that
-	// of Policy.Names, which CentralTopology declares.
+	// FailedQueue is the name of an existing queue that receives the failed messages. Default:
+	// [Names.FailedQueue] of the policy, which [CentralTopology] declares.
 	FailedQueue string
-	// Counter names a header that counts retries for other systems, beside CountProperty.
-	// It is read from application properties and annotations, and written as an
-	// application property. A value below 1 counts as 0. Default: none.
+	// Counter is the name of a header that counts retries for other systems, in addition to
+	// [CountProperty]. Central reads it from application properties and annotations, and writes
+	// it as an application property. It treats a value below 1 as 0. Default: none.
 	Counter string
-	// CounterEnd is written to Counter when a message is given up. Default: 0, which
-	// leaves the counter as it is.
+	// CounterEnd is the value that Counter gets when a message is dead-lettered. Default: 0,
+	// which leaves the counter unchanged.
 	CounterEnd int
-	// CounterExchange is another system's headers exchange, which holds messages by
-	// Counter. Retries and dead letters are published there with the name of their work
-	// queue as routing key, in place of the policy's delay queues and the dead-letter
+	// CounterExchange is the name of another system's headers exchange, which delays messages by
+	// the value of Counter. Central publishes retries and dead letters there, with the name of
+	// the work queue as routing key, and doesn't use the policy's delay queues or dead-letter
 	// queues. Default: none.
 	CounterExchange string
-	// ReasonKey, TextKey and TypeKey name the headers by which a worker tells why it
-	// rejected a message: Rejected.Reason, Text and ErrorType. They are annotations of a
-	// modified outcome, or application properties of a message that a worker has published
-	// to the failed queue itself. A retry removes them. Defaults: "x-reason", "x-error" and
+	// ReasonKey, TextKey, and TypeKey are the names of the headers in which a worker says why it
+	// rejected a message. They become [Rejected.Reason], [Rejected.Text], and
+	// [Rejected.ErrorType]. A header is either an annotation that the worker adds with the
+	// modified outcome, or an application property of a message that the worker publishes to the
+	// failed queue itself. A retry removes them. Defaults: "x-reason", "x-error", and
 	// "x-error-type".
 	ReasonKey, TextKey, TypeKey string
-	// HTTP reads the management HTTP API for the guards, which see policies by it. Package
-	// httpapi has one. Default: nil; AMQP doesn't show policies.
+	// HTTP reads RabbitMQ's management HTTP API, so that the topology check includes RabbitMQ
+	// policies, which AMQP doesn't show. Create one with package declare/httpapi. Default: nil,
+	// and policies aren't taken into account.
 	HTTP audit.Reader
 }
 
-// Central returns a Handler for the failed queue: the queue that work queues dead-letter
-// to. It retries by p what workers of any kind have rejected, so the workers need no code
-// of this package, and no counter.
+// Central returns a handler that retries the failed messages of other workers. It consumes the
+// failed queue: the queue that the work queues dead-letter to. Use it for workers that don't use
+// this package, in any language: a worker only rejects a message, and Central does the rest by
+// the policy p.
 //
 //	conn.Consume(ctx, "failed_queue", retry.Central(policy, retry.CentralConfig{Queues: []string{"orders"}}),
 //		client.ConsumerConfig{Prefetch: 1000, NoIsolation: true})
 //
-// It does what With does, from another source:
+// A message takes this path:
 //
 //	orders ──rejected──▶ failed_queue ──▶ Central ──▶ failed_exchange ──▶ hold_10s ──expired──▶ failed_exchange ──▶ orders
 //	                                         └──given up──▶ failed_exchange ──▶ orders.dead
 //
-// Central moves messages: it returns each one to the broker with one disposition, and the
-// broker dead-letters it to a delay queue or a dead-letter queue, at least once. Nothing is
-// published, so nothing is duplicated, and the message stays as its sender published it.
+// Declare the queues with [CentralTopology]. All state is in the messages, so you can run any
+// number of instances. When the consumer starts, it checks the topology of every work queue: see
+// [Guard]. An invalid policy or configuration keeps it from starting, with an *argument.Error.
 //
-// It copies a message instead, as StrategyRepublish does, in these cases:
+// # What is retried
 //
-//   - The topology has no failed_exchange for it (see CentralTopology), or a part of that is
-//     missing, or a queue lacks it. The log has the reason when the consumer starts.
-//   - The policy has AnyDelay, or CentralConfig.Counter is set.
-//   - The message reached the delivery limit of its queue and a rule retries it: its delivery
-//     count would go along.
-//   - A worker published the message to the failed queue with CentralConfig.ReasonKey,
-//     TextKey or TypeKey as an application property, which only a copy can remove.
+// Rules and [Policy.RetryIf] see a [*Rejected] as the error. Central ignores [Policy.Strategy]
+// and [Policy.Immediate].
 //
-// A delivery is accepted once its copy is confirmed.
+//   - A message that a worker rejected is retried unless the policy says otherwise.
+//   - A message that the broker dead-lettered is retried only if a rule says so. Its reason is
+//     [ReasonDeliveryLimit], [ReasonExpired], or [ReasonMaxLength].
+//   - A message that a worker with [With] dead-lettered after a retry goes to the dead-letter
+//     queue unchanged. Before the first retry the message's sender could have written the reason,
+//     so Central's rules decide. So both kinds of workers can share a work queue.
+//   - The message's work queue is the last queue in which the broker says it was dead-lettered,
+//     or else its routing key. If that queue isn't one of [CentralConfig.Queues], the message
+//     goes to the dead-letter queue of the failed queue, with [ReasonUnknownQueue].
 //
-// All state is in the messages, so any number of instances may run. Central ignores
-// Policy.Strategy and Policy.Immediate. The error that rules and RetryIf see is
-// a *Rejected. A message that the broker dead-lettered is retried only if a rule says so:
-// its Reason is ReasonDeliveryLimit, ReasonExpired or ReasonMaxLength.
+// # Moving and copying
 //
-// The work queue is the one that the broker says the message died in last, or else the
-// routing key. A message that is of none of CentralConfig.Queues goes to the dead-letter
-// queue of the failed queue, with ReasonUnknownQueue. A message that a worker with With has
-// given up after a retry goes to the dead-letter queue as it is. Before the first retry its
-// sender may have written the reason: then Central's rules decide. So a work queue can have
-// both kinds of workers.
+// Central moves messages: it settles each one with a single disposition, and the broker
+// dead-letters it, at least once, to a delay queue or a dead-letter queue. Nothing is published,
+// so nothing is duplicated, and the message stays exactly what its sender published.
 //
-// When the consumer starts, it checks the topology for every work queue: see Guard. With a
-// bad configuration it doesn't start; the error is an *argument.Error.
+// In these cases Central publishes a copy instead, as [StrategyRepublish] does, and acknowledges
+// the original once the broker has confirmed the copy:
+//
+//   - The topology has no failed_exchange for the queue (see [CentralTopology]), or a part of it
+//     is missing. The consumer logs the reason when it starts.
+//   - The policy has [Policy.AnyDelay], or [CentralConfig.Counter] is set.
+//   - The message reached the delivery limit of its queue and a rule retries it. A moved message
+//     would keep its delivery count.
+//   - A worker published the message to the failed queue with [CentralConfig.ReasonKey], TextKey,
+//     or TypeKey as an application property. Only a copy can remove that.
 func Central(p Policy, cfg CentralConfig) client.Handler {
 	c := &central{}
 	p.Strategy = StrategyRepublish
@@ -124,7 +132,7 @@ func (cfg CentralConfig) withDefaults(pl *plan) (CentralConfig, error) {
 		return cfg, err
 	}
 	if len(cfg.Queues) == 0 {
-		return cfg, argument.At(centralPath.Field("Queues"), argument.CodeMissing, nil, "is empty", "name the work queues whose failed messages are retried")
+		return cfg, argument.At(centralPath.Field("Queues"), argument.CodeMissing, nil, "is empty", "list the work queues whose failed messages are retried")
 	}
 	for i, q := range cfg.Queues {
 		at := centralPath.Field("Queues").Index(i)
@@ -134,11 +142,11 @@ func (cfg CentralConfig) withDefaults(pl *plan) (CentralConfig, error) {
 		case st.noKey != nil:
 			return cfg, argument.At(at, argument.CodeTooLong, q, "makes a routing key of more than 255 bytes", "use a shorter name")
 		case slices.Contains(cfg.Queues[:i], q):
-			return cfg, argument.At(at, argument.CodeConflict, q, "is named twice", "name each work queue once")
+			return cfg, argument.At(at, argument.CodeConflict, q, "is named twice", "list each work queue once")
 		case address.Queue(q+pl.names.DeadSuffix).Validate() != nil:
-			return cfg, argument.At(at, argument.CodeTooLong, q, "is too long for a dead-letter queue of its own", "use a shorter name")
+			return cfg, argument.At(at, argument.CodeTooLong, q, "is too long: the name of its dead-letter queue would exceed the limit", "use a shorter name")
 		case q == cfg.FailedQueue:
-			return cfg, argument.At(at, argument.CodeConflict, q, "is the failed queue itself: what fails would come back at once", "name the work queues only")
+			return cfg, argument.At(at, argument.CodeConflict, q, "is the failed queue itself, so failed messages would come back at once", "list only work queues")
 		}
 	}
 	for _, f := range []struct {
@@ -155,7 +163,8 @@ func (cfg CentralConfig) withDefaults(pl *plan) (CentralConfig, error) {
 	return cfg, nil
 }
 
-// FailedQueueOf returns the name of the failed queue, which Central consumes.
+// FailedQueueOf returns the name of the failed queue, which Central consumes: FailedQueue, or the
+// default from the policy's names.
 func (cfg CentralConfig) FailedQueueOf(p Policy) string {
 	n, _ := p.Names.withDefaults(nil)
 	return cmp.Or(cfg.FailedQueue, n.FailedQueue)
@@ -165,7 +174,7 @@ type central struct {
 	cfg     CentralConfig
 	invalid error
 	queues  map[string]bool // the work queues
-	// retries carries retries out, as for a handler of the work queue.
+	// retries carries out retries, as for a handler of the work queue.
 	retries *decorator
 
 	mu       sync.Mutex
@@ -238,10 +247,10 @@ type arrival struct {
 	known   bool            // the work queue is one of ours
 	was     past
 	err     *Rejected
-	// dead is what the message is dead of unless a rule retries it.
+	// dead is the reason for dead-lettering the message unless a rule retries it.
 	dead client.Reason
-	// given is the reason of a worker with With, which has given the message up. hint is a
-	// reason that nothing shows to be a worker's.
+	// given is the reason of a worker with With that dead-lettered the message. hint is a reason
+	// that the sender could have written.
 	given, hint client.Reason
 }
 
@@ -313,15 +322,15 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 		case slices.ContainsFunc(history, c.retries.plan.names.retried):
 			f.given = r
 		default:
-			// The sender may have written it. A retry takes that away, so the reason that
-			// comes after one is a worker's.
+			// The sender could have written it. A retry removes it, so the reason after a retry
+			// is a worker's.
 			f.hint = r
 		}
 	}
 	if f.err.Reason != ReasonRejected {
 		f.dead = f.err.Reason
 	} else {
-		// What a worker says about itself says nothing about these deaths.
+		// The worker's headers don't explain a dead-lettering by the broker.
 		f.err.Reason = client.Reason(cmp.Or(logged(m, c.cfg.ReasonKey), string(ReasonRejected)))
 		f.err.Text, f.err.ErrorType = logged(m, c.cfg.TextKey), logged(m, c.cfg.TypeKey)
 		if f.hint != "" {
@@ -341,8 +350,8 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 	return f
 }
 
-// routed is how a message was routed to the queue where it failed. Of a message that hasn't
-// died there, as far as is known, it is what led to the failed queue.
+// routed is how a message was routed to the queue where it failed. If it isn't known to have been
+// dead-lettered there, it is how it was routed to the failed queue.
 func routed(m *client.Message, died historylog.DeadLettering) (by [len(originOf)]origin) {
 	if died.Queue != "" {
 		return [...]origin{{known: true, text: died.Exchange}, {known: true, text: died.RoutingKey}}
@@ -353,9 +362,9 @@ func routed(m *client.Message, died historylog.DeadLettering) (by [len(originOf)
 	return by
 }
 
-// origin returns the work queue of a message and its death there. What is called a death
-// history is believed only if the broker wrote it: a worker that publishes to the failed
-// queue may have copied old headers.
+// origin returns the work queue of a message and its dead-lettering there. A history counts only
+// if the broker wrote it: a worker that publishes to the failed queue could have copied old
+// headers.
 func (c *central) origin(m *client.Message, history []historylog.DeadLettering) (string, historylog.DeadLettering) {
 	in := func(queue string) historylog.DeadLettering {
 		for _, d := range history {
@@ -381,8 +390,7 @@ func (c *central) origin(m *client.Message, history []historylog.DeadLettering) 
 	return history[0].Queue, history[0]
 }
 
-// counted makes the copy bear the other system's counter, and sends it where that system
-// holds messages.
+// counted writes the other system's counter to the copy, and sends it to that system's exchange.
 func (c *central) counted(o client.Forward, count int, queue string) client.Forward {
 	setCount(o.Message, c.cfg.Counter, count)
 	if c.cfg.CounterExchange != "" {
@@ -403,10 +411,10 @@ func (c *central) giveUp(d *client.Delivery, f arrival, reason client.Reason, er
 	return c.toDeadLetters(d, f, h)
 }
 
-// passOn sends a message that a worker with With has given up to the dead-letter queue.
+// passOn sends a message that a worker with With dead-lettered to the dead-letter queue.
 func (c *central) passOn(d *client.Delivery, f arrival) error {
 	h := map[string]any{client.AnnotationReason: string(f.given), annotation.Retries: int64(f.was.count)}
-	h[annotation.Queue] = f.err.Queue // whatever the sender wrote
+	h[annotation.Queue] = f.err.Queue // the sender could have written another
 	t := historyOf(f.message)
 	for i, o := range originOf {
 		if t.origin(i) == nil {
@@ -457,7 +465,7 @@ func (c *central) toDeadLetters(d *client.Delivery, f arrival, annotations map[s
 	return o
 }
 
-// deadLetterTarget is where a message goes that is given up.
+// deadLetterTarget is the address for a message that is dead-lettered.
 func (c *central) deadLetterTarget(d *client.Delivery, f arrival) address.Address {
 	queue := f.err.Queue
 	if !f.known {
@@ -476,7 +484,7 @@ func (c *central) notifyUnknown(d *client.Delivery, f arrival) {
 	c.unknown++
 	if now := time.Now(); now.Sub(c.notified) >= time.Minute {
 		c.notified = now
-		f.at.log.Error("hopback: the failed queue has messages of a work queue that isn't configured; they are dead-lettered as "+string(ReasonUnknownQueue),
+		f.at.log.Error("hopback: the failed queue contains messages of a work queue that isn't in CentralConfig.Queues: add the queue, or stop it from dead-lettering here. They are dead-lettered with reason "+string(ReasonUnknownQueue),
 			"queue", d.Queue(), "work_queue", f.err.Queue, "to", c.deadLetterTarget(d, f).String(), "messages", c.unknown)
 	}
 }

@@ -22,7 +22,7 @@ import (
 // given_up_exchange with its own name as the routing key, and so do the delay queues to
 // return_exchange. From both a binding leads to the failed exchange, which routes by headers.
 
-// Values of annotation.Delay in messages that Central gives up.
+// Values of annotation.Delay in messages that Central dead-letters.
 const (
 	delayDead    int64 = 0  // to the dead-letter queue of annotation.Queue
 	delayUnknown int64 = -1 // to the dead-letter queue of the failed queue
@@ -73,8 +73,8 @@ func (pl *plan) moving(cfg CentralConfig, queue string) declare.Topology {
 	return pl.failedReturns(queue)
 }
 
-// failedHeaders is a binding of the failed exchange, for messages with these annotations whose
-// last death had that reason.
+// failedHeaders is a binding of the failed exchange, for messages with these annotations that
+// were last dead-lettered for that reason.
 func (pl *plan) failedHeaders(queue, reason string, headers map[string]any) declare.Binding {
 	headers["x-last-death-reason"] = reason
 	return declare.Binding{Source: pl.names.FailedExchange, Queue: queue, Match: declare.MatchAllWithX, Headers: headers}
@@ -131,7 +131,8 @@ func (c *central) notMoving(ctx context.Context, start client.Start, queue strin
 	}) {
 		return fmt.Errorf("exchange %q still has the binding to %q that copying needs; call retry.TakeOver, or run hopback retry take-over", old.Source, old.Queue)
 	}
-	for _, f := range audit.Check(s.Assume(t), t).Findings {
+	// Other queues of the virtual host, such as an application's transient ones, don't matter.
+	for _, f := range audit.CheckOwn(s.Assume(t), t).Findings {
 		if f.Resource.Kind == "binding" || f.Resource.Kind == "queue" {
 			return fmt.Errorf("%s: %s; apply retry.CentralTopology", f.Resource, f.Problem)
 		}
@@ -156,12 +157,12 @@ func (c *central) leadsOut(s audit.Snapshot, failed declare.QueueInfo) error {
 	return nil
 }
 
-// moves reports whether messages of the queue are moved, as far as the last look has shown.
+// moves reports whether messages of the queue are moved, according to the last check.
 func (q *queueState) moves() bool { return q.watch != nil && q.watch.moves.Load() }
 
-// movable reports whether a message can be retried without a copy. A delivery count goes
-// along with a message that is moved. So one that has reached the delivery limit would be
-// back at once. And an annotation can't replace an application property.
+// movable reports whether a message can be retried without a copy. A moved message keeps its
+// delivery count, so one that has reached the delivery limit would be dead-lettered again at
+// once. And an annotation can't replace an application property.
 func (c *central) movable(f arrival) bool {
 	if f.dead == ReasonDeliveryLimit || len(c.retries.plan.levels) == 0 {
 		return false
@@ -197,8 +198,8 @@ func (c *central) counts(h map[string]any, f arrival, n int) {
 	}
 }
 
-// movesDead reports whether a message that is given up can be moved. The bindings for messages
-// of unknown queues are those of every queue.
+// movesDead reports whether a message can be moved to the dead-letter queue. The bindings for
+// messages of unknown queues are those of every queue.
 func (c *central) movesDead(f arrival) bool {
 	queue := f.err.Queue
 	if !f.known {

@@ -105,7 +105,7 @@ func TestCentralTellsWhyAMessageFailed(t *testing.T) {
 
 	forwarded(t, centralCase{policy: see}.decide(failed("orders", "orders", "rejected")), address.Exchange("retry_exchange", "delay.10000.orders"))
 	assert.Equal(t, ReasonRejected, seen.Reason)
-	assert.Contains(t, seen.Error(), "said nothing else")
+	assert.Contains(t, seen.Error(), "without giving a reason")
 
 	m := failed("orders", "orders", "rejected")
 	m.Annotations["x-reason"], m.Annotations["x-error"] = "timeout", "gateway timed out"
@@ -194,7 +194,7 @@ func TestCentralCountsRetriesWhereverTheyAreWritten(t *testing.T) {
 		"another system's":        {func(m *client.Message) { m.ApplicationProperties["count"] = int32(1) }, 1},
 		"another's as annotation": {func(m *client.Message) { m.Annotations["count"] = int64(1) }, 1},
 		"own as annotation":       {func(m *client.Message) { m.Annotations[CountProperty] = int64(2) }, 2},
-		"its end begins anew":     {func(m *client.Message) { m.ApplicationProperties["count"] = int64(-1) }, 0},
+		"its end starts again":    {func(m *client.Message) { m.ApplicationProperties["count"] = int64(-1) }, 0},
 		"the largest counts": {func(m *client.Message) {
 			m.ApplicationProperties["count"], m.ApplicationProperties[CountProperty] = int64(1), int64(2)
 		}, 2},

@@ -19,15 +19,18 @@ import (
 	"github.com/hopback/hopback/internal/workerclock"
 )
 
-// GuardFailedQueue is a guard of Central alone. Messages that a work queue's workers reject
-// wouldn't arrive in the failed queue, or would arrive in the dead-letter queue as well. Or
-// the failed queue has no dead-letter exchange, so it would drop the rare message of which no
-// copy can be made.
+// GuardFailedQueue is a check of [Central] alone. It finds one of these faults:
+//
+//   - Messages that the workers of a work queue reject don't reach the failed queue.
+//   - They reach the dead-letter queue as well, so each one is a dead letter and is retried at
+//     the same time.
+//   - The failed queue has no dead-letter exchange, so the broker would drop the rare message
+//     that can't be copied.
 const GuardFailedQueue Guard = "failed-queue"
 
-// CentralTopology returns what Central needs beside what Topology returns for the work
-// queues. Work queues dead-letter as those of Topology do. The binding of
-// given_up_exchange leads to the failed queue in place of the dead-letter queue:
+// CentralTopology returns the topology for [Central] and the work queues: everything [Topology]
+// returns, with given_up_exchange bound to the failed queue instead of the dead-letter queues,
+// and in addition:
 //
 //	given_up_exchange  direct   routes by the work queue's name to
 //	failed_queue       queue    without a delivery limit; dead-letters through given_up_exchange to
@@ -35,16 +38,17 @@ const GuardFailedQueue Guard = "failed-queue"
 //	                            to the work queue; or to a dead-letter queue
 //	failed_queue.dead  queue    for messages of unknown work queues
 //
-// With Policy.AnyDelay, CentralConfig.Counter or another CentralConfig.FailedQueue, Central
-// copies messages, and failed_exchange isn't there.
+// The arguments of the work queues are the same as in Topology. So a live queue can change from
+// Topology to CentralTopology and back: apply the topology, then call [TakeOver] or [HandBack],
+// which change the bindings. Policy.Strategy is the strategy of workers that use [With]. Invalid
+// input is an *argument.Error.
 //
-// So a live queue can move from Topology to CentralTopology and back: its arguments stay.
-// TakeOver and HandBack change its bindings. Policy.Strategy is that of workers with With.
-//
-// Queues of cfg that aren't among work exist already. They get a dead-letter queue and
-// their bindings, and are left as they are: see CentralPolicies. With
-// CentralConfig.CounterExchange, all exists already, and the topology has the work queues
-// alone.
+//   - With [Policy.AnyDelay], [CentralConfig.Counter], or another [CentralConfig.FailedQueue],
+//     Central copies messages, and the topology has no failed_exchange.
+//   - Queues of cfg that aren't among work must exist already. They get a dead-letter queue and
+//     bindings, and their arguments don't change: see [CentralPolicies].
+//   - With [CentralConfig.CounterExchange], all of this exists already, and the topology has the
+//     work queues only.
 func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (declare.Topology, error) {
 	pl, cfg, err := centralPlan(p, cfg, work)
 	if err != nil {
@@ -61,7 +65,7 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 	t := join(pl.ends(), pl.waiting(pl.strategy))
 	if cfg.FailedQueue == n.FailedQueue {
 		t.Queues = append(t.Queues, declare.QuorumQueue{
-			// A failed message brings its delivery count along.
+			// A failed message keeps its delivery count.
 			Name: cfg.FailedQueue, DeliveryLimit: declare.Unlimited,
 			DeadLetter: declare.DeadLetterTarget{Exchange: n.GivenUpExchange, RoutingKey: cfg.FailedQueue},
 		})
@@ -126,7 +130,7 @@ func centralPlan(p Policy, cfg CentralConfig, work []declare.QuorumQueue) (*plan
 	return &pl, cfg, err
 }
 
-// toFailed turns the binding of a work queue's dead letters to the failed queue.
+// toFailed binds the failed queue to a work queue's dead letters.
 func (pl *plan) toFailed(cfg CentralConfig, queue string, t declare.Topology) declare.Topology {
 	dead, failed := pl.deadBinding(queue), pl.failedBinding(cfg, queue)
 	t.Bindings = slices.DeleteFunc(t.Bindings, func(b declare.Binding) bool { return b.Source == dead.Source && b.Queue == dead.Queue })
@@ -142,16 +146,20 @@ func (pl *plan) failedBinding(cfg CentralConfig, queue string) declare.Binding {
 	return declare.Binding{Source: pl.names.GivenUpExchange, Queue: cfg.FailedQueue, Key: queue}
 }
 
-// TakeOver leads what the work queues dead-letter to the failed queue, and no longer to the
-// dead-letter queues. Apply CentralTopology first. Both ways are open for a moment: no
-// message is lost, and one that dies then is in both queues. Workers keep running. It also
-// removes the binding of an older CentralTopology that keeps Central from moving messages.
+// TakeOver binds the failed queue to the dead letters of the work queues, and unbinds the
+// dead-letter queues. Call it after applying [CentralTopology], to switch live queues to
+// [Central]. Workers keep running.
+//
+//   - For a moment both bindings exist. No message is lost, and one that is dead-lettered then is
+//     in both queues.
+//   - It also removes the binding of an older CentralTopology that keeps Central from moving
+//     messages.
 func TakeOver(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig) error {
 	return turn(ctx, r, p, cfg, (*plan).takenOf, (*plan).copiedOf)
 }
 
-// HandBack undoes TakeOver: what the work queues dead-letter goes to the dead-letter queues
-// again. Let Central run until the failed queue is empty.
+// HandBack undoes [TakeOver]: dead letters of the work queues go to the dead-letter queues again.
+// Keep Central running until the failed queue is empty.
 func HandBack(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig) error {
 	return turn(ctx, r, p, cfg, (*plan).deadOf, (*plan).failedOf)
 }
@@ -188,15 +196,15 @@ func (pl *plan) copiedOf(cfg CentralConfig) declare.Topology {
 	return t
 }
 
-// turn opens one way, and then closes the other.
+// turn adds the bindings of one topology, and then removes those of the other.
 func turn(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig, open, shut func(*plan, CentralConfig) declare.Topology) error {
 	pl, cfg, err := centralPlan(p, cfg, nil)
 	if err != nil {
 		return err
 	}
 	if cfg.CounterExchange != "" {
-		return argument.At(centralPath.Field("CounterExchange"), argument.CodeConflict, cfg.CounterExchange, "is set, so the messages go the other system's way",
-			"start Central in the place of the other system's process, or stop it")
+		return argument.At(centralPath.Field("CounterExchange"), argument.CodeConflict, cfg.CounterExchange, "is set, so another system's exchange routes the messages",
+			"start Central instead of the other system's process; to undo that, stop Central")
 	}
 	if _, err := declare.Apply(ctx, r, open(pl, cfg)); err != nil {
 		return err
@@ -205,11 +213,14 @@ func turn(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig,
 	return err
 }
 
-// CentralPolicies returns the RabbitMQ policies by which queues that exist already
-// dead-letter to the failed queue: one for each queue of cfg that is a quorum queue, and
-// one for a classic queue of that name. A queue's own arguments go before a policy, and
-// only one policy applies to a queue: merge these into one that it has. Classic queues
-// dead-letter at most once.
+// CentralPolicies returns the RabbitMQ policies that make existing queues dead-letter to the
+// failed queue: one for each quorum queue of cfg, and one for a classic queue of that name. Use
+// it for queues whose arguments you can't change. The error is an *argument.Error.
+//
+//   - A queue's own arguments take precedence over a policy.
+//   - RabbitMQ applies one policy to a queue. If yours already has one, merge these definitions
+//     into it.
+//   - Classic queues dead-letter at most once.
 func CentralPolicies(p Policy, cfg CentralConfig) ([]declare.Policy, error) {
 	pl, cfg, err := centralPlan(p, cfg, nil)
 	if err != nil {
@@ -232,7 +243,7 @@ func CentralPolicies(p Policy, cfg CentralConfig) ([]declare.Policy, error) {
 	return all, nil
 }
 
-// guards runs the guards of every work queue, a few at a time, and joins what they find.
+// guards runs the checks of every work queue, a few at a time, and joins their findings.
 func (c *central) guards(ctx context.Context, s client.Start) (map[string]*watch, error) {
 	watches := map[string]*watch{}
 	if s.Management == nil {
@@ -259,7 +270,7 @@ func (c *central) guards(ctx context.Context, s client.Start) (map[string]*watch
 	return watches, errors.Join(append(errs, c.failedQueueGuard(ctx, s))...)
 }
 
-// inspect runs the guards of a work queue.
+// inspect runs the checks of a work queue.
 func (c *central) inspect(ctx context.Context, start client.Start, queue string) (inspection, error) {
 	pl := c.retries.plan
 	own := c.cfg.CounterExchange != ""
@@ -296,7 +307,9 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 		return g.in, nil
 	}
 	c.arrives(&g, s, work)
-	for _, f := range audit.Check(s.Assume(t), t).Findings {
+	s.Version = cmp.Or(s.Version, start.Broker.Version)
+	// The HTTP API shows all queues of the virtual host. Those of others don't matter.
+	for _, f := range audit.CheckOwn(s.Assume(t), t).Findings {
 		switch {
 		case f.Rule == "unseen":
 			g.unseen(f)
@@ -309,11 +322,11 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 	return g.in, nil
 }
 
-// hostAge is how long what the HTTP API has shown is valid: all work queues are looked at at
-// once.
+// hostAge is how long a result of the HTTP API is valid, so that all work queues are checked with
+// one read.
 const hostAge = 5 * time.Second
 
-// virtualHost returns all that the HTTP API shows, if it can be asked.
+// virtualHost returns everything that the HTTP API shows, if it can be read.
 func (c *central) virtualHost(ctx context.Context, log *slog.Logger) (s audit.Snapshot, whole bool) {
 	if c.cfg.HTTP == nil {
 		return s, false
@@ -325,15 +338,15 @@ func (c *central) virtualHost(ctx context.Context, log *slog.Logger) (s audit.Sn
 	}
 	s, err := audit.Read(ctx, audit.Sources{HTTP: c.cfg.HTTP}, declare.Topology{})
 	if err != nil {
-		log.Debug("hopback: the HTTP API doesn't answer the guards; policies don't count", "error", err)
+		log.Debug("hopback: topology check: management API unreachable, RabbitMQ policies not taken into account; check CentralConfig.HTTP", "error", err)
 		return s, false
 	}
 	c.host, c.hostAt = s, time.Now()
 	return s, true
 }
 
-// arrives checks that dead letters of a work queue arrive in the failed queue, and nowhere
-// else. A queue that dead-letters to another system's exchange is believed to know.
+// arrives checks that dead letters of a work queue reach the failed queue, and no other. A queue
+// that dead-letters to another system's exchange is assumed to be right.
 func (c *central) arrives(g *guardCheck, s audit.Snapshot, work declare.QueueInfo) {
 	pl := c.retries.plan
 	exchange, _ := work.Arguments["x-dead-letter-exchange"].(string)
@@ -342,18 +355,18 @@ func (c *central) arrives(g *guardCheck, s audit.Snapshot, work declare.QueueInf
 		return slices.ContainsFunc(s.Bindings, func(o declare.Binding) bool { return o.Source == b.Source && o.Queue == b.Queue && o.Key == b.Key })
 	}
 	if slices.ContainsFunc(s.Refused, func(u audit.UnreadResource) bool { return u.Resource.Kind == "binding" }) {
-		return // it is told as not checked
+		return // it is logged as not checked
 	}
 	switch {
 	case exchange == "" && key != "" && key != c.cfg.FailedQueue && work.Arguments["x-dead-letter-exchange"] != nil:
-		g.add(GuardFailedQueue, work.Name, fmt.Sprintf("it dead-letters to queue %.100q, not to the failed queue %.100q", key, c.cfg.FailedQueue), "name that queue as the failed queue")
+		g.add(GuardFailedQueue, work.Name, fmt.Sprintf("it dead-letters to queue %.100q, not to the failed queue %.100q", key, c.cfg.FailedQueue), "set CentralConfig.FailedQueue to that queue")
 	case exchange != pl.names.DeadLetterExchange:
 	case key != work.Name:
-		g.add(GuardFailedQueue, work.Name, fmt.Sprintf("its x-dead-letter-routing-key is %.100q, and should be its own name", key), "set it by the policy that CentralPolicies returns, or declare the queue with retry.CentralTopology")
+		g.add(GuardFailedQueue, work.Name, fmt.Sprintf("its x-dead-letter-routing-key is %.100q, and should be its own name", key), "set it with the policy that retry.CentralPolicies returns, or declare the queue with retry.CentralTopology")
 	case !has(pl.failedBinding(c.cfg, work.Name)):
-		g.add(GuardFailedQueue, work.Name, fmt.Sprintf("no binding leads its dead letters from %.100q to the failed queue %.100q, so what is rejected doesn't arrive there", pl.names.GivenUpExchange, c.cfg.FailedQueue), "apply retry.CentralTopology of this policy, and call retry.TakeOver or run hopback retry take-over")
+		g.add(GuardFailedQueue, work.Name, fmt.Sprintf("no binding routes its dead letters from %.100q to the failed queue %.100q, so rejected messages don't reach Central", pl.names.GivenUpExchange, c.cfg.FailedQueue), "apply retry.CentralTopology of this policy, and call retry.TakeOver or run hopback retry take-over")
 	case has(pl.deadBinding(work.Name)):
-		g.add(GuardFailedQueue, work.Name, "a binding leads its dead letters to the dead-letter queue as well, so each rejected message would be there and be retried, too", "call retry.TakeOver, which removes it, or run hopback retry take-over")
+		g.add(GuardFailedQueue, work.Name, "a binding routes its dead letters to the dead-letter queue as well, so each rejected message would be dead-lettered and retried at the same time", "call retry.TakeOver, which removes it, or run hopback retry take-over")
 	}
 }
 
@@ -373,17 +386,17 @@ func (c *central) failedQueueGuard(ctx context.Context, s client.Start) error {
 	add := func(g Guard, problem, remedy string) {
 		e := &GuardError{Guard: g, Queue: info.Name, Problem: problem, Remedy: remedy}
 		if c.retries.plan.waived[g] {
-			logOf(s).Warn("hopback: a waived guard found a fault in the topology", "guard", string(g), "at", e.Queue, "problem", problem, "remedy", remedy)
+			logOf(s).Warn("hopback: topology check: a disabled check found a fault", "check", string(g), "at", e.Queue, "problem", problem, "remedy", remedy)
 			return
 		}
 		found = append(found, e)
 	}
-	const declared = "declare it with retry.CentralTopology, or waive this guard"
+	const declared = "declare it with retry.CentralTopology, or disable this check with Policy.Waive"
 	if _, ok := info.Arguments["x-dead-letter-exchange"]; !ok {
-		add(GuardFailedQueue, "it has no dead-letter exchange, so the broker drops a message of which no copy can be made", declared)
+		add(GuardFailedQueue, "it has no dead-letter exchange, so the broker drops messages that can't be copied", declared)
 	}
 	if limit, set := info.Arguments["x-delivery-limit"].(int64); info.Type == "quorum" && (!set || limit >= 0) {
-		add(GuardDeliveryLimit, "it has a delivery limit, and failed messages bring their delivery count along: the broker may give them up while Central restarts", declared)
+		add(GuardDeliveryLimit, "it has a delivery limit, and failed messages keep their delivery count: the broker may dead-letter them while Central restarts", declared)
 	}
 	return errors.Join(found...)
 }

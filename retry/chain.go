@@ -12,19 +12,18 @@ import (
 	"github.com/hopback/hopback/internal/historylog"
 )
 
-// A message may have to wait for longer than any delay queue holds it, or for a time that
-// lies between two delays. Then it passes several delay queues, one after the other. Each time
-// that it comes back, the worker sends it to the next one, and doesn't call the handler. How
-// much of the delay is left is in the message, and each queue that it passes holds it for
-// at least its delay. So no clock matters, and the message is never early.
+// A message may have to wait longer than any delay queue holds it, or for a time between two
+// delays. Then it passes several delay queues, one after the other. Each time it comes back, the
+// worker sends it to the next one, without calling the handler. The message carries the rest of
+// its delay, and each queue holds it for at least that queue's delay. So this depends on no
+// clock, and the message is never early.
 
 // errNotDue says why a message waits again.
-var errNotDue = errors.New("the rest of its delay is still to come")
+var errNotDue = errors.New("its delay isn't over")
 
-// leg returns the rung for the next part of a delay: left is what is left of whole. A delay
-// that lies between two rungs is made up of shorter ones, if together they hold the
-// message for less than the longer one. There are at most 16 parts, unless the delay is
-// longer than all rungs.
+// leg returns the level for the next part of a delay: left is the rest of whole. A delay between
+// two levels is made up of shorter ones, if together they hold the message for less than the
+// longer one. There are at most 16 parts, unless the delay is longer than all levels.
 func (pl *plan) leg(whole, left time.Duration) int {
 	i := pl.part(whole, left)
 	up, _ := slices.BinarySearch(pl.levels, left)
@@ -40,9 +39,9 @@ func (pl *plan) leg(whole, left time.Duration) int {
 	return i
 }
 
-// part returns the longest rung that isn't longer than left, or the next longer one if that
-// is late by an eighth of whole at most, or if the other is too short: a message must not come
-// back too often. It returns -1 if there are no rungs.
+// part returns the longest level that isn't longer than left. It returns the next longer one if
+// that adds an eighth of whole at most, or if the other is too short: a message must not come
+// back too often. It returns -1 if there are no levels.
 func (pl *plan) part(whole, left time.Duration) int {
 	up, exact := slices.BinarySearch(pl.levels, left)
 	down := up - 1
@@ -56,7 +55,7 @@ func (pl *plan) part(whole, left time.Duration) int {
 	return min(up, len(pl.levels)-1)
 }
 
-// held returns how long a message really waits that is to wait for d.
+// held returns how long a message with the delay d really waits.
 func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
 	var next func(left time.Duration) time.Duration
 	var longest time.Duration
@@ -80,9 +79,9 @@ func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
 	return all
 }
 
-// delayLeft returns the whole delay that m waits for, and what is left of it, once m has
-// passed a delay queue. Both are 0 if nothing is left. Only the broker can write into the
-// message that it expired in a delay queue, so a sender can't make a message wait.
+// delayLeft returns the whole delay of m and the rest of it, once m has passed a delay queue.
+// Both are 0 if no rest is left. Only the broker can record in the message that it expired in a
+// delay queue, so a sender can't make a message wait.
 func (d *decorator) delayLeft(m *client.Message, was past) (whole, left time.Duration) {
 	if m.Annotations[annotation.Older.Left] == nil && !strings.Contains(was.compact, `"left":`) {
 		return 0, 0
@@ -102,7 +101,7 @@ func (d *decorator) delayLeft(m *client.Message, was past) (whole, left time.Dur
 	return max(left, time.Duration(min(t.Asked, maxDelay.Milliseconds()))*time.Millisecond), left
 }
 
-// waitOn returns the outcome for a message of whose delay something is left.
+// waitOn returns the outcome for a message that has some of its delay left.
 func (d *decorator) waitOn(ctx context.Context, del *client.Delivery, q *queueState, whole, left time.Duration, was past) error {
 	a := d.plan.newHistory(del, was, q.clock.now())
 	what := decision{delay: left, whole: whole, count: was.count, snoozed: true, attempt: was.count + 1}

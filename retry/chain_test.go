@@ -71,7 +71,7 @@ func TestAskedDelaysAreKept(t *testing.T) {
 						assert.GreaterOrEqual(t, o.Attempts[0].WantedDelay, asked, o.Timeline())
 						assert.LessOrEqual(t, o.Attempts[0].WantedDelay, want, o.Timeline())
 					}
-					// The policy's own delays are as they were.
+					// The policy's own delays haven't changed.
 					second := time.Second
 					if what == "After" {
 						second = 10 * time.Second

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/brokerclock"
 )
 
 const (
 	// earlyTolerance is how early a message may come without waiting again.
 	earlyTolerance = 200 * time.Millisecond
-	// lateTolerance is how late it may come before the clock is doubted.
+	// lateTolerance is how late it may come before the clock assumes an error.
 	lateTolerance = 2 * time.Second
 	// clockAge is how long the broker's answer is valid.
 	clockAge = 10 * time.Minute
@@ -20,15 +21,15 @@ const (
 	reportedSkew = time.Second
 	// clockJump is how much the host's clock may step, or the process sleep.
 	clockJump = time.Second
-	// maxEarly is how often in a row a message may come early before the broker is
-	// considered to ignore the time. It is below the default delivery limit, because
-	// brokers before 4.3 count each return.
+	// maxEarly is how often in a row a message may come early before the clock concludes that the
+	// broker ignores delivery times. It is below the default delivery limit, because brokers
+	// before 4.3 count each return.
 	maxEarly = 14
-	// ignoredFor is how long Native isn't tried then.
+	// ignoredFor is how long StrategyNative isn't tried after that.
 	ignoredFor = time.Minute
 	maxWaits   = 4096
-	// freshEvery is how long after an answer the broker isn't asked again, however many
-	// messages come early.
+	// freshEvery is the shortest time between two questions to the broker, however many messages
+	// come early.
 	freshEvery = 10 * time.Second
 	// overdueAgain is the same when no message comes back.
 	overdueAgain = time.Minute
@@ -36,29 +37,29 @@ const (
 	sweepEvery = time.Second
 )
 
-// clock returns the broker's time. All times in messages go by it, since workers' clocks
-// differ from it and from each other. The consumer asks for it when it starts. If the
-// broker can't be asked, the clock starts with the worker's own time and learns from the
-// messages that come back:
+// clock returns the broker's time. All times in messages use it, since the clocks of workers
+// differ from it and from each other. The consumer asks for it when it starts. If the broker
+// can't be asked, the clock starts with the worker's own time and learns from the messages that
+// come back:
 //
-//   - A message comes early. The queue held it until the time in the message, so the
-//     broker's clock has reached that. The message waits for the rest, by this process's
-//     own measure. Each time that it comes early again, the next wait is twice as long,
-//     so a large difference takes few waits.
-//   - A message comes late. Its queue may have been busy, or the broker's clock is
-//     behind. The latter is assumed, until a message that comes early disproves it.
+//   - A message comes early. The queue held it until the time in the message, so the broker's
+//     clock has reached that. The message waits for the rest, measured by this process. Each time
+//     it comes early again, the next wait is twice as long, so a large difference takes few
+//     waits.
+//   - A message comes late. Either its queue was busy, or the broker's clock is behind. The clock
+//     assumes the latter, until a message that comes early disproves it.
 //
-// The broker's clock may be set while messages wait. If one comes early, or none comes back,
-// the broker is asked afresh: its last answer no longer holds. A message that was given a time
-// before the clock was set back stays in the queue until that time.
+// An administrator may set the broker's clock while messages wait. If a message comes early, or
+// none comes back, the clock asks the broker again: its last answer no longer holds. A message
+// that got its delivery time before the clock was set back stays in the queue until that time.
 //
-// Only messages that this process gave back are believed: a sender can forge
-// annotations. Time is measured on Go's monotonic clock, so the host's clock may step.
+// The clock learns only from messages that this process requeued: a sender can forge annotations.
+// It measures time on Go's monotonic clock, so the host's clock may step.
 type clock struct {
 	own    func() time.Time
 	ask    func(context.Context) (time.Time, error) // nil if the broker can't be asked
 	notify func(ahead time.Duration)                // nil if there is no listener
-	// fresh is ask past all caches; nil if the broker can't be asked.
+	// fresh is ask without any cache; nil if the broker can't be asked.
 	fresh func(context.Context) (time.Time, error)
 	log   *slog.Logger // nil: no log
 	ended func() bool  // whether the consumer has ended; nil: it never does
@@ -71,12 +72,12 @@ type clock struct {
 	asked      time.Time // when the broker was asked last; zero if it has never answered
 	answer     ahead     // its last answer
 	asking     bool
-	// inFlight is closed when the answer to afresh is there; nil if nobody asks.
+	// inFlight is closed when the answer to askFresh is there; nil if nobody asks.
 	inFlight chan struct{}
-	askedNew time.Time // when afresh was last answered
-	// returned is when the last message came back. The timer goes off overdue after awaited,
-	// which is when the next one should; awaited is zero if the timer doesn't run.
-	// lastDue is when the last one should.
+	askedNew time.Time // when askFresh was last answered
+	// returned is when the last message came back. The timer fires overdue after awaited, the
+	// time of the next expected return; awaited is zero if the timer doesn't run. lastDue is the
+	// last expected return.
 	returned, awaited, lastDue time.Time
 	timer                      *time.Timer
 	waits                      map[waitKey]wait
@@ -86,11 +87,10 @@ type clock struct {
 	doubt *doubt
 	// guessAgain is when the next guess may be made.
 	guessAgain time.Time
-	ignored    time.Time // until when the broker is considered to ignore times
+	ignored    time.Time // until when the broker is assumed to ignore times
 }
 
-// waitKey identifies a message that was given back until a time. A sender can't make one
-// up.
+// waitKey identifies a message that was requeued until a time. A sender can't invent one.
 type waitKey struct{ due, first int64 }
 
 // wait is a wait that was asked for.
@@ -150,17 +150,16 @@ func (c *clock) learnBy(ctx context.Context, ask func(context.Context) (time.Tim
 	if ask == nil {
 		return
 	}
-	broker, err := ask(ctx)
+	own, broker, err := brokerclock.Read(ctx, c.own, ask, c.ask)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
 		return
 	}
-	own := c.own()
 	if !c.asked.IsZero() && c.log != nil {
 		// Clocks drift by far less than clockJump within clockAge.
 		if by := broker.Round(0).Sub(c.answer.broker.Add(own.Sub(c.answer.own))); by.Abs() > clockJump {
-			c.log.Warn("hopback: the broker's clock was set, or this host slept; retries by StrategyNative go by the new time. If it was set back, messages that waited then come back late by as much",
+			c.log.Warn("hopback: the broker's clock changed, or this host slept. New retries with StrategyNative use the new time. If the clock was set back, messages already waiting come back late by the difference",
 				"by", by.Round(time.Millisecond))
 		}
 	}
@@ -188,7 +187,7 @@ func (c *clock) refresh(own time.Time) {
 	}()
 }
 
-// askFresh asks the broker past all caches, and waits for the answer: a message came early.
+// askFresh asks the broker without any cache, and waits for the answer: a message came early.
 // Calls at the same time share an answer.
 func (c *clock) askFresh(ctx context.Context) {
 	c.mu.Lock()
@@ -215,8 +214,8 @@ func (c *clock) askFresh(ctx context.Context) {
 	}
 }
 
-// watchReturn has the broker asked afresh if the next message should be back, and overdue
-// later none has come since. mu is held.
+// watchReturn asks the broker again if the next message should be back, and overdue later none
+// has come since. mu is held.
 func (c *clock) watchReturn(own time.Time, delay time.Duration) {
 	due := own.Add(delay)
 	if due.After(c.lastDue) {
@@ -279,7 +278,7 @@ func (c *clock) makeRoom(own time.Time) bool {
 		return true
 	}
 	if own.Before(c.full) {
-		return false // a look at all of them for each message would hold up every handler
+		return false // scanning all of them for each message would block every handler
 	}
 	for k, w := range c.waits {
 		if own.Sub(w.since) > w.delay+time.Minute {
@@ -292,9 +291,9 @@ func (c *clock) makeRoom(own time.Time) bool {
 	return len(c.waits) < c.room
 }
 
-// arrived learns from a message that was due at a time. It returns the rest of its delay,
-// or 0, and how often in a row it came early. asked bounds the claim of a message that
-// this process didn't give back.
+// arrived learns from a message that was due at a time. It returns the rest of its delay, or 0,
+// and how often in a row it came early. asked bounds the claim of a message that this process
+// didn't requeue.
 func (c *clock) arrived(due time.Time, asked time.Duration, first int64) (left time.Duration, early int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 )
 
 // A copy tells in one annotation what the other strategies tell in a dozen, and the next
-// failure, by any strategy, goes on from there.
+// failure, with any strategy, continues from there.
 func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 	t.Parallel()
 	republish := Policy{Strategy: StrategyRepublish, Backoff: Delays(time.Minute), MaxRetries: 5, Worker: "w 1"}
@@ -51,7 +51,7 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 	assert.Equal(t, errA.Error(), again.Error)
 	assert.Equal(t, d.RoutingKey, again.RoutingKey)
 
-	// A snooze is no failure: what is told of the last one stays.
+	// A snooze is no failure: the record of the last one stays.
 	snoozed := handle(t, republish, second.Message, returns(Snooze(time.Minute))).(client.Forward)
 	assert.Equal(t, again, DeadLetterOf(snoozed.Message))
 

@@ -9,17 +9,24 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/inside"
 )
 
-// CountProperty is the application property that counts retries. Workers in other
-// languages may write it, too, as a number or as a string.
+// CountProperty is the application property that counts a message's retries. Workers in other
+// languages may write it too, as a number or as a string.
 const CountProperty = "x-retry-count"
 
-// Count returns how often m was retried. It is the largest of CountProperty, which
-// StrategyRepublish and other systems write, annotation.Retries, which the other strategies
-// write, and an annotation named like CountProperty: RabbitMQ makes one of a header
-// that a worker over AMQP 0-9-1 writes. A negative value, or one that is no number, counts
-// as 0.
+// Count returns how often m was retried. Use it outside a handler; in a handler, use [Attempt].
+//
+// The result is the largest of these counters, since workers with different strategies may share
+// a queue:
+//
+//   - CountProperty, which StrategyRepublish and other systems write.
+//   - The annotation "x-opt-hopback-retries", which the other strategies write.
+//   - An annotation named like CountProperty: RabbitMQ converts the header of an AMQP 0-9-1
+//     worker to one.
+//
+// A negative value, or one that isn't a number, counts as 0.
 func Count(m *client.Message) int {
 	if m == nil {
 		return 0
@@ -30,19 +37,22 @@ func Count(m *client.Message) int {
 	return max(n, own, header)
 }
 
-// Attempt returns the number of the current attempt, for use in a handler. The first
-// attempt is 1. It returns 0 if ctx isn't from a handler's call.
+// Attempt returns the number of the current attempt. Call it in a handler, with the handler's
+// ctx. The first attempt is 1. With any other ctx it returns 0.
 func Attempt(ctx context.Context) int {
 	d, ok := client.DeliveryFrom(ctx)
 	if !ok {
 		return 0
 	}
+	if again := inside.AgainFrom(ctx); again != nil { // the message hasn't left this worker since
+		return again.Retries + 1
+	}
 	return Count(messageOf(d)) + 1
 }
 
-// parseCount reads a counter that anybody may have written; text says that it is
-// a string. A number too large to count stays large, so that it ends retrying
-// rather than beginning it anew.
+// parseCount reads a counter that anybody could have written. text reports whether it is a
+// string. A number that is too large to count stays large, so that the message is dead-lettered:
+// starting again at 0 would retry it forever.
 func parseCount(v any) (n int, text bool) {
 	const huge = math.MaxInt32
 	f, ok := number(v)
@@ -102,8 +112,8 @@ func counterToProperty(m *client.Message, counter string) {
 	m.ApplicationProperties[counter] = v
 }
 
-// setCount writes a counter as it was found: as a string if a worker that
-// writes strings shares the queue, else as a number (an AMQP long).
+// setCount writes a counter in the type it had: as a string if a worker that writes strings
+// shares the queue, else as a number (an AMQP long).
 func setCount(m *client.Message, property string, n int) {
 	_, text := parseCount(m.ApplicationProperties[property])
 	if m.ApplicationProperties == nil {

@@ -71,9 +71,9 @@ func TestHostileCountsAreReadAsACountOrAsNone(t *testing.T) {
 	assert.Zero(t, Count(nil))
 }
 
-// A count that can't be read mustn't begin a message's retries anew each time: what
+// A count that can't be read must not restart a message's retries each time: what
 // is written in its place is read the next time.
-func TestWrittenCountIsReadBackWhateverWasThere(t *testing.T) {
+func TestWrittenCountIsReadBackAfterAnyValue(t *testing.T) {
 	t.Parallel()
 	for _, c := range hostileCounts {
 		m := &client.Message{ApplicationProperties: map[string]any{CountProperty: c.claim}}

@@ -10,66 +10,67 @@ import (
 	"github.com/hopback/hopback/internal/historylog"
 )
 
-// Reasons for which this package dead-letters a message. client has others:
-// client.ReasonUndecodable, ReasonPanicked and ReasonUnforwardable.
+// Reasons for which this package dead-letters a message. Package client has others:
+// [client.ReasonUndecodable], [client.ReasonPanicked], and [client.ReasonUnforwardable].
 const (
-	// ReasonExhausted: the policy's retries or its time are used up.
+	// ReasonExhausted means that the message has used up the policy's retries or its time.
 	ReasonExhausted client.Reason = "exhausted"
-	// ReasonPermanent: the error is marked Permanent, or the policy doesn't retry it.
+	// ReasonPermanent means that the error is marked [Permanent], or that the policy doesn't
+	// retry it.
 	ReasonPermanent client.Reason = "permanent"
-	// ReasonRejected: a handler or another client rejected the message and gave no
+	// ReasonRejected means that a handler or another client rejected the message without giving a
 	// reason.
 	ReasonRejected client.Reason = "rejected"
 )
 
-// ReasonReplayed is no death. Package desk writes it to AnnotationReason when it moves a
-// message from its dead-letter queue back to its work queue. DeadLetterOf then returns no Reason,
-// until the message dies again.
+// ReasonReplayed isn't a reason for dead-lettering. Package desk writes it to
+// client.AnnotationReason when it moves a message from its dead-letter queue back to its work
+// queue. [DeadLetterOf] then returns no Reason, until the message is dead-lettered again.
 const ReasonReplayed client.Reason = "replayed"
 
-// Reasons that DeadLetterOf concludes from what the broker wrote. No worker gave these
-// messages up.
+// Reasons that [DeadLetterOf] derives from what the broker wrote. The broker dead-lettered these
+// messages, not a worker.
 const (
-	// ReasonDeliveryLimit: the message reached its queue's delivery limit. Most
-	// often its handler ended the process each time.
+	// ReasonDeliveryLimit means that the message reached its queue's delivery limit. The usual
+	// cause is a handler that crashes its process each time.
 	ReasonDeliveryLimit client.Reason = "delivery-limit"
-	// ReasonExpired: the message's time to live ended in the work queue.
+	// ReasonExpired means that the message reached its time to live in the work queue.
 	ReasonExpired client.Reason = "expired"
-	// ReasonMaxLength: the work queue was full.
+	// ReasonMaxLength means that the work queue was full.
 	ReasonMaxLength client.Reason = "max-length"
-	// ReasonNoDelayQueue: the message was to be retried by StrategyDeadLetter, and no
-	// delay queue took it, because the queue or its binding was gone. Replay it once
-	// the topology is repaired.
+	// ReasonNoDelayQueue means that StrategyDeadLetter retried the message and no delay queue
+	// accepted it, because the queue or its binding was gone. Replay the message once the
+	// topology is fixed.
 	ReasonNoDelayQueue client.Reason = "no-delay-queue"
-	// ReasonUnroutable: the message couldn't return after its delay, because its work
+	// ReasonUnroutable means that the message couldn't return after its delay, because its work
 	// queue or a binding was gone. The parking queue holds such messages.
 	ReasonUnroutable client.Reason = "unroutable"
 )
 
-// ReasonUnknownQueue is that of a message that Central can't return: the message doesn't
-// tell which work queue it failed in, or it is one that Central isn't for.
+// ReasonUnknownQueue means that [Central] can't return the message: it doesn't say which work
+// queue it failed in, or it failed in a queue that Central isn't configured for.
 const ReasonUnknownQueue client.Reason = "unknown-queue"
 
-// DeadLetter is the history that a dead letter carries. A field is zero where the message
-// doesn't have it: a message that the broker dead-lettered has an error only if it had
-// failed before.
+// DeadLetter is the history that a dead letter carries. See [DeadLetterOf]. A field is zero if
+// the message doesn't carry it: for example, a message that the broker dead-lettered has an error
+// only if it had failed before.
 type DeadLetter struct {
-	// Reason is one of this package's or client's reasons, or the handler's own. It is
-	// empty if the message isn't dead.
+	// Reason is a reason of this package or of package client, or the handler's own. It is empty
+	// if the message isn't a dead letter.
 	Reason    client.Reason
 	Error     string // text of the last error, at most client.ErrorTextLimit bytes
 	ErrorType string // Go type of the last error
 	Retries   int
-	// FirstFailure and LastFailure are times of this message's failures.
+	// FirstFailure and LastFailure are the times of this message's first and last failure.
 	FirstFailure, LastFailure time.Time
-	// Queue is the queue that the message died in. Exchange and RoutingKey are those
-	// that it was first published with.
+	// Queue is the work queue that the message was dead-lettered in. Exchange and RoutingKey are
+	// those that it was first published with.
 	Queue, Exchange, RoutingKey string
 	Worker                      string // Policy.Worker of the worker that failed last
 }
 
-// DeadLetterOf reads why m is dead. It never fails: a field is zero where an annotation is
-// missing or has another type.
+// DeadLetterOf returns why m was dead-lettered. Use it in a consumer of a dead-letter queue. It
+// never fails: a field is zero if the annotation is missing or has an unexpected type.
 func DeadLetterOf(m *client.Message) DeadLetter {
 	if m == nil {
 		return DeadLetter{}
@@ -91,8 +92,8 @@ func DeadLetterOf(m *client.Message) DeadLetter {
 	if t.Key != nil {
 		d.RoutingKey = *t.Key
 	}
-	// The broker knows better in which queue it died, unless it was brought on from
-	// there; and it alone knows of deaths that no worker has seen.
+	// The broker's record of the queue takes precedence, unless the message was moved there. And
+	// only the broker records dead-letterings that no worker has seen.
 	switch text("x-last-death-reason") {
 	case "rejected":
 		switch d.Reason = client.Reason(text(client.AnnotationReason)); d.Reason {
@@ -103,7 +104,7 @@ func DeadLetterOf(m *client.Message) DeadLetter {
 				d.Reason, d.Queue = "", ""
 				return d // it was moved out of its dead-letter queue
 			}
-			d.Reason = ReasonRejected // by another client, after that
+			d.Reason = ReasonRejected // another client rejected it after that
 		case "", reasonWaits:
 			d.Reason = ReasonRejected
 		}
@@ -117,7 +118,7 @@ func DeadLetterOf(m *client.Message) DeadLetter {
 	case "maxlen":
 		d.Reason = ReasonMaxLength
 	case "":
-		// Central publishes what it gives up, so the broker has no account of it.
+		// Central publishes copies of what it dead-letters, so the broker has no record of it.
 		if r := client.Reason(text(client.AnnotationReason)); t.Queue != "" && givenUp(r) {
 			d.Reason = r
 		}
@@ -137,21 +138,21 @@ func movedFrom(m *client.Message, failed, queue string) bool {
 	})
 }
 
-// recorded reports whether the broker's history has a death that is so. Annotations alone
-// prove nothing: a sender may have written them. A message without a history may be an
-// imported one, whose annotations are all that there is.
+// recorded reports whether the broker's history has a matching dead-lettering. Annotations alone
+// prove nothing: a sender could have written them. A message without a history may be an imported
+// one, which has nothing but annotations.
 func recorded(m *client.Message, is func(historylog.DeadLettering) bool) bool {
 	history := deaths(m)
 	return len(history) == 0 || slices.ContainsFunc(history, is)
 }
 
-// waitedFor reports whether a message that expired with this death was on its way to queue:
-// the routing key is the queue's name, or ends with it.
+// waitedFor reports whether a message that expired in a delay queue was on its way to queue: the
+// routing key is the queue's name, or ends with it.
 func waitedFor(d historylog.DeadLettering, queue string) bool {
 	return queue != "" && (d.RoutingKey == queue || strings.HasSuffix(d.RoutingKey, "."+queue))
 }
 
-// givenUp reports whether a reason is that of a death, and not the mark of a retry or of a
+// givenUp reports whether a reason is one for dead-lettering, and not the mark of a retry or of a
 // replay.
 func givenUp(r client.Reason) bool {
 	return r != "" && r != reasonRetry && r != reasonWaits && r != ReasonReplayed

@@ -9,14 +9,13 @@ import (
 	"github.com/hopback/hopback/internal/outcome"
 )
 
-// Marks of messages that wait, in the place of a reason.
+// Marks of waiting messages, in the annotation for a reason.
 const (
-	// reasonRetry is on a message that is to be retried by DeadLetter: its delay
-	// queues are bound for it, so that a later death, which overwrites it, isn't
-	// taken for a retry.
+	// reasonRetry marks a message that StrategyDeadLetter retries. The delay queues are bound for
+	// it. A later dead-lettering overwrites it, so the broker doesn't treat that as a retry.
 	reasonRetry = "retry"
-	// reasonWaits is the same for the other strategies. It differs, or a message
-	// that a worker of another kind rejects later would run into those queues.
+	// reasonWaits is the mark of the other strategies. It differs, because otherwise a message
+	// that a worker of another kind rejects later would be routed to those delay queues.
 	reasonWaits = "waiting"
 )
 
@@ -29,8 +28,8 @@ type failure struct {
 	now   time.Time
 	// strategy that the message would wait by.
 	strategy Strategy
-	// dead is what the message is dead of unless a rule retries it. It is empty for a
-	// failure of a handler.
+	// dead is the reason for dead-lettering the message unless a rule retries it. It is empty for
+	// a failure of a handler.
 	dead client.Reason
 	u    float64 // random, at least 0 and below 1
 }
@@ -38,7 +37,7 @@ type failure struct {
 // decision is what to do about a failure.
 type decision struct {
 	do    decided
-	delay time.Duration // decidedRetry: not yet rounded to a rung
+	delay time.Duration // decidedRetry: not yet rounded to a level
 	// whole is the delay that the message had before it passed a delay queue, if delay is
 	// the rest of it. It is 0 otherwise.
 	whole time.Duration
@@ -48,7 +47,7 @@ type decision struct {
 	early int
 	// attempt is the number of the attempt that this is about.
 	attempt int
-	// snoozed says of a decidedRetry that nothing has failed.
+	// snoozed marks a decidedRetry of a message that hasn't failed.
 	snoozed bool
 	// reason and err are of a decidedDead.
 	reason client.Reason
@@ -119,12 +118,12 @@ func (pl *plan) decide(f failure) decision {
 	return pl.inTime(f, d)
 }
 
-// bounded makes a delay that a handler asked for one that a message can have.
+// bounded limits a delay that a handler asked for to what a message can have.
 func bounded(d time.Duration) time.Duration {
 	return wholeMillis(min(max(d, time.Millisecond), maxDelay))
 }
 
-// inTime turns a retry that would come too late into a death.
+// inTime dead-letters a message whose retry would come too late.
 func (pl *plan) inTime(f failure, d decision) decision {
 	if pl.giveUp <= 0 || f.first.IsZero() && d.snoozed {
 		return d
@@ -132,13 +131,13 @@ func (pl *plan) inTime(f failure, d decision) decision {
 	first := since(f.first, f.now)
 	if f.now.Add(pl.held(f.strategy, d.delay)).Sub(first) > pl.giveUp {
 		return decision{do: decidedDead, reason: ReasonExhausted,
-			err: fmt.Errorf("gave up %v after the first failure: %w", f.now.Sub(first).Round(time.Millisecond), f.err)}
+			err: fmt.Errorf("dead-lettered %v after the first failure: %w", f.now.Sub(first).Round(time.Millisecond), f.err)}
 	}
 	return d
 }
 
-// since is when a message first failed: now, if it hasn't before, or says that it
-// did in the future, which could be a sender's lie to be retried for ever.
+// since is when a message first failed: now, if it hasn't before, or if it claims a time in the
+// future. A sender could forge such a time to be retried forever.
 func since(first, now time.Time) time.Time {
 	if first.IsZero() || first.After(now) {
 		return now

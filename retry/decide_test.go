@@ -92,7 +92,7 @@ func randomError(r *rand.Rand, depth int) error {
 	}
 }
 
-// Whatever the errors are, a message is retried no more often than the largest
+// With any errors, a message is retried no more often than the largest
 // limit says, and each delay can be waited for.
 func TestNoMessageHasMoreCountedRetriesThanTheLargestLimit(t *testing.T) {
 	t.Parallel()
@@ -147,7 +147,7 @@ func TestUncountedRetriesEndAtGiveUpAfterOnly(t *testing.T) {
 		if d.do == decidedDead {
 			assert.Equal(t, ReasonExhausted, d.reason)
 			assert.ErrorIs(t, d.err, errA)
-			assert.EqualError(t, d.err, "gave up 10s after the first failure: a")
+			assert.EqualError(t, d.err, "dead-lettered 10s after the first failure: a")
 			break
 		}
 		require.Zero(t, d.count)
@@ -182,7 +182,7 @@ func TestGiveUpAfterLooksAtTheDelayThatTheMessageWillHave(t *testing.T) {
 	}
 }
 
-// A time in the future is somebody else's clock, or a lie: it mustn't put
+// A time in the future is somebody else's clock, or a lie: it must not put
 // GiveUpAfter off.
 func TestFirstFailureInTheFutureDoesNotPutGivingUpOff(t *testing.T) {
 	t.Parallel()
@@ -332,7 +332,7 @@ func TestJitterStaysWithinItsBounds(t *testing.T) {
 	}
 }
 
-// Whatever the delay, the rungs hold a message for at least that long, for no longer than
+// For any delay, the levels hold a message for at least that long, for no longer than
 // the next longer rung, and in few parts.
 func TestRungsNeverShortenADelay(t *testing.T) {
 	t.Parallel()

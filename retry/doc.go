@@ -1,42 +1,52 @@
-// Package retry decides what happens to a message whose handler failed. The message
-// hops back to its queue later, with back-off, or goes to a dead-letter queue together
-// with the reason. This package only decides; package client acts on the decision.
+// Package retry adds delayed retries to a message handler. When the handler returns an error, the
+// message comes back after a delay. When its retries are used up, it goes to a dead-letter queue,
+// with the reason and the history of its failures.
+//
+// Declare the queues, wrap the handler with [With], and consume:
 //
 //	policy := retry.Policy{MaxRetries: 5, Backoff: retry.Delays(10*time.Second, time.Minute)}
 //	topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 5})
 //	_, err = declare.Apply(ctx, conn.Management(), topology)
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(handler), client.ConsumerConfig{})
 //
-// # Three strategies
+// A [Policy] decides what is retried, how often, and after which delay. The handler can overrule
+// it for one message with [Permanent], [After], [Snooze], or [Discard].
 //
-// StrategyRepublish, the default, publishes a copy of a failed message, with its count
-// of retries, to the shared topic exchange "retry_exchange" with the routing key
+// # Strategies
+//
+// The [Strategy] decides where a message waits. [StrategyRepublish] is the default. It publishes
+// a copy of the failed message to the topic exchange "retry_exchange". The copy carries the
+// number of retries and has this routing key:
 //
 //	delay.<milliseconds>.<queue>
 //
-// Each delay has one queue, shared by all work queues. It holds the copy for that delay
-// and dead-letters it to "requeue_exchange", which returns it by the work queue's name.
-// The original is accepted only after the copy is confirmed.
+// All work queues share one delay queue for each delay. After the delay, the broker dead-letters
+// the copy to "requeue_exchange", which routes it back to its work queue. hopback acknowledges
+// the original only after the broker has confirmed the copy.
 //
 //	orders ──fail──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──expired──▶ requeue_exchange ──*.*.orders──▶ orders
 //
-// StrategyDeadLetter has the broker move the message itself, with one disposition:
+// With [StrategyDeadLetter], the broker moves the message itself, without a copy:
 //
 //	orders ──rejected──▶ dead_letter_exchange ──retry, 10000──▶ hold_10s ──expired──▶ return_exchange ──orders──▶ orders
 //
-// StrategyNative has the work queue hold it, on RabbitMQ 4.3 and later. StrategyAuto
-// chooses one of the three when the consumer starts. With each of them, a message that
-// is given up goes to a dead-letter queue:
+// With [StrategyNative], the work queue itself holds the message. This needs RabbitMQ 4.3 or
+// later. [StrategyAuto] chooses one of the three when the consumer starts.
+//
+// With every strategy, a message that isn't retried any more goes to a dead-letter queue.
+// [DeadLetterOf] reads the reason from it.
 //
 //	orders ──rejected──▶ dead_letter_exchange ──▶ given_up_exchange ──orders──▶ orders.dead
 //
-// # Workers of other kinds
+// [Topology] returns all these queues, exchanges, and bindings.
 //
-// Central does the same for workers that only reject, in any language. It consumes what work
-// queues dead-letter, and retries it as StrategyRepublish does:
+// # Workers in other languages
 //
-//	orders ──rejected──▶ failed_queue ──▶ Central ──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──expired──▶ ... ──▶ orders
+// [Central] adds retries to workers that only reject messages, in any language. It consumes the
+// failed queue, which the work queues dead-letter to, and has the broker move each message to a
+// delay queue:
 //
-// DeadLetterOf reads from such a message why it died. Topology returns all these queues,
-// exchanges and bindings.
+//	orders ──rejected──▶ failed_queue ──▶ Central ──▶ failed_exchange ──▶ hold_10s ──expired──▶ failed_exchange ──▶ orders
+//
+// This package is stable: see docs/stability.md.
 package retry

@@ -11,24 +11,24 @@ import (
 
 // Internal is for hopback's own package desk, and may change at any time.
 func (n Names) Internal() inside.Names {
-	n, _ = n.withDefaults(nil) // names that can't be used are left as they are
+	n, _ = n.withDefaults(nil) // invalid names stay unchanged
 	return internalNames{n}
 }
 
 // internalNames are Names without empty fields.
 type internalNames struct{ names Names }
 
-// deaths returns the history that the broker has written. A publisher can write every other
-// annotation, but not this one: see package historylog.
+// deaths returns the dead-letterings that the broker has recorded. A publisher can write every
+// other annotation, but not this one: see package historylog.
 func deaths(m *client.Message) []historylog.DeadLettering { return historylog.Of(nil, m.Annotations) }
 
 // Failed reports whether anything but the message's own annotations shows that it failed in
-// queue: the broker's history, or the queue that it is in now. The copies of
-// StrategyRepublish and of Central have no history of what was before them. What is left:
+// queue: the broker's history, or the queue that it is in now. The copies of StrategyRepublish
+// and of Central have no history from before the copy. What is left:
 //
-//	StrategyNative, StrategyDeadLetter   the death in the work queue
-//	StrategyRepublish                    the same, since the last attempt ends with a death
-//	the parking queue                    the death in a delay queue, whose routing key names
+//	StrategyNative, StrategyDeadLetter   the dead-lettering in the work queue
+//	StrategyRepublish                    the same, since the last attempt ends with one
+//	the parking queue                    the one in a delay queue, whose routing key names
 //	                                     the work queue
 //	Central, imported messages           nothing; but the dead-letter queue that they are
 //	                                     in is the work queue's
@@ -39,8 +39,8 @@ func (i internalNames) Failed(m *client.Message, in, queue string) bool {
 	})
 }
 
-// waitsFor returns the work queue of a message that left a delay queue of StrategyRepublish
-// with this death, or "".
+// waitsFor returns the work queue of a message that left a delay queue of StrategyRepublish with
+// this dead-lettering, or "".
 func (n *Names) waitsFor(d historylog.DeadLettering) string {
 	switch {
 	case d.Reason != "expired":
@@ -59,13 +59,14 @@ func (n *Names) waitsFor(d historylog.DeadLettering) string {
 	return ""
 }
 
-// retried reports whether a death is one in a delay queue of this package. A message has such
-// a death only after a retry, which has overwritten what its sender wrote about failures.
+// retried reports whether this is a dead-lettering in a delay queue of this package. A message
+// has such a record only after a retry, which has overwritten what its sender wrote about
+// failures.
 func (n *Names) retried(d historylog.DeadLettering) bool {
 	return n.waitsFor(d) != "" || d.Reason == "expired" && strings.HasPrefix(d.Queue, n.HoldPrefix) && (d.Exchange == n.DeadLetterExchange || d.Exchange == n.GivenUpExchange)
 }
 
-// brings reports whether messages that are retried or replayed come back by exchange.
+// brings reports whether retried or replayed messages return through exchange.
 func (n *Names) brings(exchange string) bool {
 	switch exchange {
 	case n.RequeueExchange, n.ReturnExchange, n.ReplayExchange:
@@ -74,7 +75,7 @@ func (n *Names) brings(exchange string) bool {
 	return strings.HasPrefix(exchange, n.LadderPrefix)
 }
 
-// Published reports whether the broker's history shows that the message came to queue by
+// Published reports whether the broker's history shows that the message came to queue through
 // exchange and key.
 func (i internalNames) Published(m *client.Message, queue, exchange, key string) inside.Answer {
 	for _, d := range deaths(m) {

@@ -11,8 +11,8 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// A policy and its handler can be tested without a broker: here a message hops
-// until the policy gives it up.
+// You can test a policy and its handler without a broker. Here a message is retried
+// until it is dead-lettered.
 func ExampleWith() {
 	policy := retry.Policy{
 		MaxRetries: 3,
@@ -53,7 +53,7 @@ func ExamplePermanent() {
 	// true
 }
 
-// After's delay is rounded up to one that the policy has a queue for.
+// A delay that the policy has no queue for is made up of several: 30 s is 10 s, three times.
 func ExampleAfter() {
 	policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(time.Second, 10*time.Second, time.Minute)}
 	handler := retry.With(policy)(client.JSON(func(ctx context.Context, order struct{ ID string }) error {
@@ -63,6 +63,33 @@ func ExampleAfter() {
 	fmt.Println(err)
 	// Output:
 	// forward to /exchanges/retry_exchange/delay.10000.orders: 429 Too Many Requests
+}
+
+// An order that comes before its time is delivered again, without counting a retry.
+func ExampleSnooze() {
+	policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(10 * time.Second)}
+	handler := retry.With(policy)(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+		open := false // whether the shop is open
+		if !open {
+			return retry.Snooze(10 * time.Second)
+		}
+		return nil
+	}))
+	err := handler.Handle(context.Background(), client.NewDelivery("orders", client.NewMessage(nil)))
+	forward, _ := errors.AsType[client.Forward](err)
+	fmt.Println(forward.To, "retries:", retry.Count(forward.Message))
+	// Output:
+	// /exchanges/retry_exchange/delay.10000.orders retries: 0
+}
+
+// A message that isn't needed any more is acknowledged, although the handler returns an error.
+func ExampleDiscard() {
+	handler := retry.With(retry.Policy{})(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+		return retry.Discard(errors.New("the order was canceled"))
+	}))
+	fmt.Println(handler.Handle(context.Background(), client.NewDelivery("orders", client.NewMessage(nil))))
+	// Output:
+	// <nil>
 }
 
 func ExampleDelays() {
@@ -140,8 +167,8 @@ func deadOrder() *client.Message {
 }
 
 func ExampleDeadLetterOf() {
-	death := retry.DeadLetterOf(deadOrder())
-	fmt.Printf("died in %s after %d retries (%s): %s\n", death.Queue, death.Retries, death.Reason, death.Error)
+	dead := retry.DeadLetterOf(deadOrder())
+	fmt.Printf("dead-lettered in %s after %d retries (%s): %s\n", dead.Queue, dead.Retries, dead.Reason, dead.Error)
 	// Output:
-	// died in orders after 3 retries (exhausted): bank timed out
+	// dead-lettered in orders after 3 retries (exhausted): bank timed out
 }

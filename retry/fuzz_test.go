@@ -30,7 +30,7 @@ func FuzzParseCount(f *testing.F) {
 			require.LessOrEqual(t, n, math.MaxInt32)
 			_, ok := claim.(string)
 			require.Equal(t, ok, isText)
-			// What is written is read back, so that retries can't begin anew.
+			// What is written is read back, so that retries can't start again.
 			m := &client.Message{ApplicationProperties: map[string]any{CountProperty: claim}}
 			setCount(m, CountProperty, n+1)
 			require.Equal(t, min(n+1, math.MaxInt32), Count(m))

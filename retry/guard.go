@@ -16,94 +16,104 @@ import (
 	"github.com/hopback/hopback/internal/workerclock"
 )
 
-// Guard is a check that With makes when a consumer starts. The consumer doesn't start
-// on topology that would lose messages or stall them; the error is a *GuardError. The
-// checks are rules of package declare, applied to the part of the topology that AMQP
-// shows: queues with their arguments, and bindings. AMQP shows neither exchanges nor
-// policies. The guards assume that exchanges are as Topology declares them and that no
-// policy applies.
+// Guard is the name of one part of the topology check. [With] and [Central] check the topology
+// when a consumer starts. If it would lose or block messages, the consumer doesn't start, and the
+// error is a [*GuardError].
 //
-// Policy.Waive waives guards, for example where a policy on the broker sets an argument
-// that the queue itself doesn't have. A waived guard still checks, and the consumer logs
-// what it finds when it starts.
+// Disable a check with [Policy.Waive], for example if a RabbitMQ policy sets an argument that the
+// queue itself doesn't have. A disabled check still runs, and logs its findings as warnings.
 //
-// RabbitMQ 4.3 and later ask for permissions: any one on a queue, and for a binding
-// write on its queue and read on its exchange. The guards skip what the user may not
-// see. The consumer logs that, and starts.
+// The check reads what AMQP shows: queues with their arguments, and bindings. It assumes that
+// exchanges are declared as [Topology] declares them and that no RabbitMQ policy applies.
 //
-// The guards check again while the consumer runs and messages fail: at most once a
-// minute, or every ten seconds while retries come back early or not at all. They log
-// what they find as an error. A delay queue that has begun to lose messages gets no more
-// of them: they wait in another delay queue, or are dead-lettered with
-// client.ReasonUnforwardable. They don't see policies, but log an error if retries come back
-// early for no reason that they can see, or if the dead-letter queue is gone.
+//   - RabbitMQ 4.3 and later require permissions: any permission on a queue; for a binding, write
+//     on its queue and read on its exchange. The consumer logs what the user isn't permitted to
+//     see, skips those checks, and starts.
+//   - While the consumer runs and messages fail, the checks run again: at most once a minute, or
+//     every ten seconds while retries come back early or not at all. They log findings as errors.
+//   - A delay queue that starts to lose messages gets no more of them. They wait in another delay
+//     queue, or are dead-lettered with [client.ReasonUnforwardable].
+//   - The consumer also logs an error if retries come back early without a visible cause, or if
+//     the dead-letter queue is gone. A RabbitMQ policy, which the check can't see, may be the
+//     cause.
 type Guard string
 
 const (
-	// GuardDeadLetter: the work queue has no dead-letter exchange. The broker would drop
-	// messages that are given up or exceed the delivery limit, and nothing would show it.
+	// GuardDeadLetter checks that the work queue has a dead-letter exchange. Without one, the
+	// broker silently drops messages that are dead-lettered or exceed the delivery limit.
 	GuardDeadLetter Guard = "dead-letter"
-	// GuardAtMostOnce: the work queue or a delay queue dead-letters at most once. A
-	// message would be lost when the next exchange or queue is missing or full.
+	// GuardAtMostOnce checks that the work queue and the delay queues dead-letter at least once.
+	// If one dead-letters at most once, a message is lost when the next exchange or queue is
+	// missing or full.
 	GuardAtMostOnce Guard = "at-most-once"
-	// GuardDeliveryLimit: the dead-letter queue has a delivery limit. A dead letter keeps
-	// the delivery count of its work queue, so the first look at it could exceed the
-	// limit and drop it. The work queue's own limit does no harm: no strategy's retry
-	// counts as a failed delivery.
+	// GuardDeliveryLimit checks that the dead-letter queue has no delivery limit. A dead letter
+	// keeps the delivery count of its work queue, so reading it once could exceed the limit, and
+	// the broker would drop it. The work queue may have a limit: no strategy's retry counts as a
+	// failed delivery.
 	GuardDeliveryLimit Guard = "delivery-limit"
-	// GuardDelayQueue: messages would not return after their delay. A delay queue that
-	// the policy needs is missing, isn't bound, holds messages for another time than the
-	// policy's or for ever, or dead-letters them elsewhere; or the work queue isn't
-	// bound to the exchange that returns them. Or StrategyNative is to wait in a work queue
-	// whose own message TTL is shorter than all delays of the policy together: messages
-	// would be dead-lettered as expired.
+	// GuardDelayQueue checks that messages return after their delay. It finds one of these
+	// faults:
+	//
+	//   - A delay queue that the policy needs is missing or isn't bound.
+	//   - A delay queue delays messages for another time than the policy's, or forever, or
+	//     dead-letters them to another exchange.
+	//   - The work queue isn't bound to the exchange that returns messages.
+	//   - With StrategyNative, the work queue's message TTL is shorter than all delays of the
+	//     policy together, so waiting messages would be dead-lettered as expired.
 	GuardDelayQueue Guard = "delay-queue"
-	// GuardMaxLength: a queue that receives dead-lettered messages has a max-length. While
-	// the work queue is full, returning messages can't leave their delay queue. Once 32
-	// of them wait so, messages of other work queues can't leave it either. With
-	// StrategyDeadLetter the dead-letter queue matters, too: while it is full, the work
-	// queue's retries stop. With StrategyNative a work queue with a limit needs overflow
-	// reject-publish: one that drops its oldest messages hangs for ever, with all that it
-	// holds, once more messages than the limit wait for their retry (RabbitMQ 4.3.6).
+	// GuardMaxLength checks that queues that receive dead-lettered messages have no maximum
+	// length.
+	//
+	//   - While the work queue is full, returning messages can't leave their delay queue. Once 32
+	//     of them are blocked, messages of other work queues can't leave it either.
+	//   - With StrategyDeadLetter, the work queue's retries stop while its dead-letter queue is
+	//     full.
+	//   - With StrategyNative, a work queue with a limit needs overflow reject-publish. One that
+	//     drops its oldest messages hangs permanently, with all messages in it, once more
+	//     messages than the limit wait for their retry (RabbitMQ 4.3.6).
+	//   - From RabbitMQ 4.4 on, anyone who may publish can make such a queue hang, with messages
+	//     that wait for their delivery time. With other strategies the consumer starts, and logs a
+	//     warning for the work queue, its dead-letter queue, and delay queues.
 	GuardMaxLength Guard = "max-length"
-	// GuardLadder: a ladder of another number of levels is bound to the exchanges of this
-	// policy's AnyDelay, so each message that waits there becomes several, and more with
-	// every retry.
+	// GuardLadder checks that no ladder with another number of levels is bound to the exchanges
+	// of this policy's [Policy.AnyDelay]. If one is, each waiting message becomes several, and
+	// more with every retry.
 	GuardLadder Guard = "ladder"
-	// GuardStrategy: the broker or the queue doesn't support the policy's strategy. This
-	// guard can't be waived. With StrategyNative, messages would come back at once, for
-	// ever; with StrategyDeadLetter, none would be retried.
+	// GuardStrategy checks that the broker and the queue support the policy's strategy. It can't
+	// be disabled. Otherwise messages with StrategyNative would come back at once, again and
+	// again; with StrategyDeadLetter, none would be retried.
 	GuardStrategy Guard = "strategy"
 )
 
 var allGuards = []Guard{GuardDeadLetter, GuardAtMostOnce, GuardDeliveryLimit, GuardDelayQueue, GuardMaxLength, GuardLadder, GuardFailedQueue}
 
-// AllGuards returns every guard that can be waived. It is for Policy.Waive with topology
-// that can't be changed, such as another system's.
+// AllGuards returns every check that can be disabled. Use it for [Policy.Waive] if you can't
+// change the topology, for example another system's.
 func AllGuards() []Guard { return slices.Clone(allGuards) }
 
-// GuardError is a fault that a guard found. errors.As finds it in the error of Consume,
-// which joins several.
+// GuardError is a fault that the topology check found. Find it with errors.As in the error of
+// Consume, which joins all findings.
 type GuardError struct {
 	Guard Guard
 	// Queue is the name of the queue with the fault.
 	Queue string
-	// Problem says what is wrong, Remedy what to do. Both are clauses without a full
-	// stop.
+	// Problem is the fault, and Remedy how to fix it. Both are clauses without a full stop.
 	Problem, Remedy string
 }
 
 func (e *GuardError) Error() string {
-	return fmt.Sprintf("hopback: guard %q at queue %q: %s; %s", string(e.Guard), e.Queue, e.Problem, e.Remedy)
+	return fmt.Sprintf("hopback: topology check %q failed at queue %q: %s; %s", string(e.Guard), e.Queue, e.Problem, e.Remedy)
 }
 
-// inspection is the result of one look.
+// inspection is the result of one run of the checks.
 type inspection struct {
 	found, waived []*GuardError
-	// unseen lists what the user may not look at, and the guards that were skipped.
-	// needs lists the permissions that they need.
+	// hangs lists queues that work as long as nobody publishes for later: see hang.
+	hangs []*GuardError
+	// unseen lists what the user isn't permitted to see, and the checks that were skipped. needs
+	// lists the permissions for them.
 	unseen, needs []string
-	// losing has, for each delay queue by rung, why it mustn't be used, or nil.
+	// losing has, for each delay queue by level, why no message may be sent to it, or nil.
 	losing []error
 	// copies is why Central copies messages of the queue; nil if it moves them.
 	copies error
@@ -120,8 +130,8 @@ func (in *inspection) err() error {
 	return errors.Join(errs...)
 }
 
-// prepare chooses the strategy and runs the guards. It returns all their refusals,
-// joined. The watch is nil if the broker can't be asked.
+// prepare chooses the strategy and runs the checks. It returns all findings, joined. The watch is
+// nil if the broker can't be asked.
 func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, *watch, error) {
 	if s.Management == nil {
 		if pl.strategy == StrategyNative || pl.strategy == StrategyAuto {
@@ -138,13 +148,14 @@ func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, *watch, 
 		return "", nil, err
 	}
 	w := newWatch(s.Log, s.Queue, workerclock.From(ctx), func(ctx context.Context) (inspection, error) {
-		return pl.inspect(ctx, s.Management, s.Queue, strategy)
+		return pl.inspect(ctx, s, strategy)
 	})
 	return strategy, w, w.start(ctx)
 }
 
-// inspect reads the path of a retry from queue and back, and of a dead letter.
-func (pl *plan) inspect(ctx context.Context, ask declare.Requester, queue string, strategy Strategy) (inspection, error) {
+// inspect reads the path of a retry from the consumer's queue and back, and of a dead letter.
+func (pl *plan) inspect(ctx context.Context, start client.Start, strategy Strategy) (inspection, error) {
+	ask, queue := start.Management, start.Queue
 	t := pl.way(queue, strategy)
 	s, err := audit.Read(ctx, audit.Sources{AMQP: ask}, t)
 	if err != nil {
@@ -167,6 +178,7 @@ func (pl *plan) inspect(ctx context.Context, ask declare.Requester, queue string
 			c.in.dead = &q
 		}
 	}
+	s.Version = start.Broker.Version
 	for _, f := range audit.Check(s.Assume(t), t).Findings {
 		if f.Rule == "unseen" {
 			c.unseen(f)
@@ -196,7 +208,7 @@ func (pl *plan) way(queue string, strategy Strategy) declare.Topology {
 	return join(t, w)
 }
 
-// guardCheck turns the findings of rules into those of guards.
+// guardCheck turns the findings of rules into those of checks.
 type guardCheck struct {
 	plan     *plan
 	queue    string
@@ -210,28 +222,28 @@ type guardCheck struct {
 // dead-letter exchange.
 func (c *guardCheck) work(q declare.QueueInfo) {
 	if _, ok := q.Arguments["x-dead-letter-exchange"]; !ok && q.Type != "stream" {
-		c.add(GuardDeadLetter, q.Name, "it has no dead-letter exchange, so the broker drops messages that are given up or exceed the delivery limit",
-			"declare it with retry.Topology, or waive this guard if a policy on the broker sets one")
+		c.add(GuardDeadLetter, q.Name, "it has no dead-letter exchange, so the broker drops messages that are dead-lettered or exceed the delivery limit",
+			"declare it with retry.Topology, or disable this check with Policy.Waive if a RabbitMQ policy sets one")
 	}
 	_, length := q.Arguments["x-max-length"]
 	_, bytes := q.Arguments["x-max-length-bytes"]
 	if c.strategy == StrategyNative && (length || bytes) && q.Arguments["x-overflow"] != "reject-publish" {
-		c.add(GuardMaxLength, q.Name, "it has a limit and drops its oldest messages; RabbitMQ 4.3 hangs over such a queue once it delays more messages than the limit allows",
+		c.add(GuardMaxLength, q.Name, "it has a limit and drops its oldest messages; such a queue hangs once it delays more messages than the limit allows",
 			"give it x-overflow reject-publish, or remove the limit")
 	}
 	if c.strategy == StrategyNative && c.plan.outlasts(q) {
 		c.add(GuardDelayQueue, q.Name, fmt.Sprintf("its x-message-ttl of %v ms keeps running while a message waits in it, and the policy's delays add up to %v: the broker dead-letters waiting messages as expired", q.Arguments["x-message-ttl"], c.plan.together()),
-			"use StrategyAuto, StrategyDeadLetter or StrategyRepublish, or a queue with a longer TTL or none")
+			"use StrategyAuto, StrategyDeadLetter, or StrategyRepublish, or a queue with a longer TTL or none")
 	}
 }
 
 const (
 	remedyApply = "apply retry.Topology of this policy"
 	remedyTwice = "give it x-dead-letter-strategy at-least-once and x-overflow reject-publish, as retry.Topology does"
-	remedyLeft  = "remove the limit, and limit what is published instead"
+	remedyLeft  = "remove the limit, and limit the publishers instead"
 )
 
-// finding takes the finding of a rule. Rules find more than guards need.
+// finding handles the finding of a rule. Rules find more than is checked here.
 func (c *guardCheck) finding(f audit.Finding) {
 	dead := c.plan.names.DeadLetterQueue(c.queue)
 	switch name := f.Resource.Name; {
@@ -243,8 +255,10 @@ func (c *guardCheck) finding(f audit.Finding) {
 			}
 		}
 	case f.Rule == "shared-ladder":
-		c.add(GuardLadder, c.queue, fmt.Sprintf("the exchange %.80q of its ladder has bindings of another ladder, so each message that waits there becomes several", name),
+		c.add(GuardLadder, c.queue, fmt.Sprintf("the exchange %.80q of its ladder has bindings of another ladder, so each waiting message becomes several", name),
 			"delete those bindings, or set another Names.LadderPrefix; hopback topology verify lists them")
+	case f.Rule == "delayed-drop-head":
+		c.hang(f)
 	case f.Resource.Kind != "queue":
 	case name == c.queue:
 		switch {
@@ -269,7 +283,7 @@ func (c *guardCheck) finding(f audit.Finding) {
 	}
 }
 
-// delayQueue takes the finding of a rule about a delay queue.
+// delayQueue handles the finding of a rule about a delay queue.
 func (c *guardCheck) delayQueue(f audit.Finding) {
 	name := f.Resource.Name
 	i := c.level(func(q string) bool { return q == name })
@@ -284,7 +298,7 @@ func (c *guardCheck) delayQueue(f audit.Finding) {
 		case "x-message-ttl":
 			c.add(GuardDelayQueue, name, f.Problem, remedyApply)
 			if _, set := c.seen[name].Arguments["x-message-ttl"]; !set {
-				c.loses(i, f) // it holds messages for ever
+				c.loses(i, f) // it holds messages forever
 			}
 		case "x-dead-letter-exchange", "x-dead-letter-routing-key":
 			c.add(GuardDelayQueue, name, f.Problem, remedyApply)
@@ -299,6 +313,16 @@ func (c *guardCheck) delayQueue(f audit.Finding) {
 		c.add(GuardAtMostOnce, name, f.Problem, remedyTwice)
 	case "max-length":
 		c.add(GuardMaxLength, name, f.Problem, remedyLeft)
+	}
+}
+
+// hang records a queue that anyone who may publish can make hang (RabbitMQ 4.4). The consumer
+// starts all the same, unless its own strategy could cause it: the queue worked before the broker
+// was upgraded.
+func (c *guardCheck) hang(f audit.Finding) {
+	name := f.Resource.Name
+	if name == c.queue && c.strategy != StrategyNative || name == c.plan.names.DeadLetterQueue(c.queue) || c.level(func(q string) bool { return q == name }) >= 0 {
+		c.in.hangs = append(c.in.hangs, &GuardError{Guard: GuardMaxLength, Queue: name, Problem: f.Problem, Remedy: f.Remedy})
 	}
 }
 
@@ -318,7 +342,7 @@ func (c *guardCheck) loses(level int, f audit.Finding) {
 	}
 }
 
-// add records a finding. Several findings at one queue are one error of its guard.
+// add records a finding. Several findings at one queue are one error of their check.
 func (c *guardCheck) add(g Guard, queue, problem, remedy string) {
 	key := string(g) + " " + queue
 	if e := c.at[key]; e != nil && queue != c.queue {
@@ -334,10 +358,10 @@ func (c *guardCheck) add(g Guard, queue, problem, remedy string) {
 	}
 }
 
-// unseen takes something that the user may not look at.
+// unseen records something that the user isn't permitted to see.
 func (c *guardCheck) unseen(f audit.Finding) {
 	guards := []Guard{GuardDelayQueue, GuardAtMostOnce}
-	needs := fmt.Sprintf("configure, write or read on %s", f.Resource)
+	needs := fmt.Sprintf("configure, write, or read on %s", f.Resource)
 	switch {
 	case f.Resource.Kind == "binding":
 		guards = guards[:1]

@@ -37,8 +37,7 @@ type past struct {
 	failedIn *failedIn
 }
 
-// failedIn is where a message failed, and how it had been routed there: in the order of
-// originOf.
+// failedIn is where a message failed, and how it had been routed there, in the order of originOf.
 type failedIn struct {
 	queue  string
 	first  bool // the broker's history has this failure alone
@@ -51,8 +50,7 @@ type origin struct {
 	text  string
 }
 
-// messageOf is d's message for this package, which reads what may be folded by package
-// historylog.
+// messageOf is d's message, with the parts that package historylog reads.
 func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
 func pastOf(m *client.Message) past {
@@ -137,9 +135,9 @@ func (pl *plan) account(d *client.Delivery, err error, was past, now time.Time) 
 	return a
 }
 
-// published reports whether the broker shows how d was first published. Then nobody but the
-// sender can have written where it came from before. A message that came back from a delay or
-// a replay shows only how it came back.
+// published reports whether the broker shows how d was first published. Then only the sender can
+// have written an earlier origin. A message that came back from a delay or a replay shows only
+// how it came back.
 func (p past) published(n *Names, d *client.Delivery) bool {
 	queue := p.queue(d)
 	if p.failedIn != nil {
@@ -166,6 +164,9 @@ func (a *account) annotations(delay time.Duration) map[string]any {
 	h[annotation.Queue], h[annotation.History] = a.queue, a.compact(delay, notified)
 	if a.kind != "" {
 		h[client.AnnotationError] = a.text
+	}
+	if a.message.Annotations[annotation.Parked] != nil {
+		h[annotation.Parked] = int64(0)
 	}
 	overwriteOlder(h, a.message)
 	return h
@@ -238,8 +239,8 @@ func errorType(err error) string {
 // typeNames caches the names of error types. A program has a bounded number.
 var typeNames sync.Map
 
-// millis reads a time that anybody may have written: milliseconds, or an AMQP
-// timestamp. Any other value, and a time after the year 9999, is the zero time.
+// millis reads a time that anybody could have written: milliseconds, or an AMQP timestamp. Any
+// other value, and a time after the year 9999, is the zero time.
 func millis(v any) time.Time {
 	const last = 253402300799999
 	switch v := v.(type) {

@@ -75,7 +75,7 @@ func TestHostileTimesAreNoTimes(t *testing.T) {
 	}
 }
 
-// hostile errors, each of which has broken a client somewhere.
+// hostile errors, all of them have broken a client somewhere.
 type (
 	panics         struct{}
 	nilError       struct{ text string }
@@ -91,7 +91,7 @@ type (
 	u2 = ünïcödé[ünïcödé[ünïcödé[ünïcödé[u1]]]]
 )
 
-func TestAnnotationsAreBoundedAndValidWhateverTheErrorIs(t *testing.T) {
+func TestAnnotationsAreBoundedAndValidForAnyError(t *testing.T) {
 	t.Parallel()
 	pl := planOf(t, Policy{Worker: strings.Repeat("w", 255)})
 	m := client.NewMessage(nil)

@@ -1,14 +1,19 @@
 package retry
 
 import (
+	"time"
+
+	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/client"
 	"math/rand/v2"
 
 	"github.com/hopback/hopback/internal/inside"
 )
 
-// Internal is for hopback's own package stream, and may change at any time. Only what decides
-// about a failure counts: messages wait nowhere but in the consumer. MaxRetries has no upper
-// limit. The error is that of Validate.
+// Internal is for hopback's own package stream, and may change at any time. It uses only what
+// decides about a failure: messages wait in the consumer. MaxRetries has no upper limit. The
+// error is that of Validate.
 func (p Policy) Internal() (inside.Policy, error) {
 	p.Strategy = StrategyNative // which needs no delay queues
 	limit := p.MaxRetries
@@ -40,4 +45,21 @@ func (p inPlace) Decide(a inside.Attempt) inside.Decision {
 		return inside.Decision{Reason: string(what.reason), Err: what.err}
 	}
 	return inside.Decision{Delay: what.delay, Asked: what.asked, Counted: what.count > a.Retries}
+}
+
+// Past is what the message's history says.
+func (p inPlace) Past(m *amqp.Message) (retries int, first time.Time) {
+	was := pastOf(m).read()
+	return was.count, was.first
+}
+
+// History is the same as retry.With writes.
+func (p inPlace) History(queue string, m *amqp.Message, retries int, first time.Time, err error) map[string]any {
+	was := pastOf(m)
+	was = was.read()
+	was.count = retries
+	if !first.IsZero() {
+		was.first = first
+	}
+	return p.plan.history(client.NewDelivery(queue, m), err, was, time.Now())
 }

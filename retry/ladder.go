@@ -13,18 +13,20 @@ import (
 	"github.com/hopback/hopback/internal/ladder"
 )
 
-// Ladder holds messages for any delay in a fixed number of queues. The queue of level n
-// holds a message for 2ⁿ units. A message passes the levels whose bits are set in its
-// delay. The zero value has 20 levels and a unit of 100 ms: it holds up to 29 hours.
+// Ladder is a fixed set of queues that can delay a message for any time. Use it as
+// [Policy.AnyDelay] if handlers ask for many different delays with [After]. The zero value has 20
+// levels and a unit of 100 ms, which is enough for 29 hours.
 //
-// The unit and the number of levels are part of the names of its queues and exchanges,
-// such as "retry_ladder_100ms_20_0". So teams and versions of a service with different
-// ladders don't meet, and a policy with another ladder needs its topology applied first.
+// The queue of level n delays a message for 2ⁿ units. A message passes the levels that correspond
+// to the bits of its delay. The delay is rounded up to a whole number of units with at most four
+// significant bits. So a message is late by less than an eighth of its delay, and passes at most
+// four queues.
 //
-// A delay is rounded up to a whole number of units with at most four significant bits.
-// So it is late by less than an eighth, and passes at most four queues.
+// The names of the queues and exchanges contain the unit and the number of levels, for example
+// "retry_ladder_100ms_20_0". So different ladders of teams or versions of a service don't
+// conflict. Before you change the ladder of a policy, apply the new topology.
 type Ladder struct {
-	// Unit is how long level 0 holds a message, in whole milliseconds. Default: 100 ms.
+	// Unit is how long level 0 delays a message, in whole milliseconds. Default: 100 ms.
 	Unit time.Duration
 	// Levels is the number of queues, at most 32. Default: 20.
 	Levels int
@@ -51,7 +53,7 @@ func (l Ladder) withDefaults(at argument.Path) (Ladder, error) {
 		return l, argument.At(at.Field("Levels"), argument.CodeOutOfRange, l.Levels, "is out of range", fmt.Sprintf("use 1 to %d", maxLadder))
 	}
 	if l.Unit > maxDelay>>l.Levels {
-		return l, argument.At(at, argument.CodeOutOfRange, l.Unit, "holds messages for more than ten years", "use a smaller unit or fewer levels")
+		return l, argument.At(at, argument.CodeOutOfRange, l.Unit, "delays messages for more than ten years", "use a smaller unit or fewer levels")
 	}
 	return l, nil
 }
@@ -75,8 +77,8 @@ func (l Ladder) steps(d time.Duration) uint64 {
 // longest is the longest delay that the ladder holds a message for at once.
 func (l Ladder) longest() time.Duration { return time.Duration(l.steps(maxDelay)) * l.Unit }
 
-// Delay returns how long the ladder holds a message whose delay is d: at least d, unless
-// d is longer than all levels together. A fault of l is an *argument.Error.
+// Delay returns how long the ladder delays a message with the delay d: at least d, unless d is
+// longer than all levels together. If l is invalid, the error is an *argument.Error.
 func (l Ladder) Delay(d time.Duration) (time.Duration, error) {
 	l, err := l.withDefaults(argument.Root("Ladder"))
 	if err != nil {
@@ -85,9 +87,9 @@ func (l Ladder) Delay(d time.Duration) (time.Duration, error) {
 	return time.Duration(l.steps(d)) * l.Unit, nil
 }
 
-// address is where a message from queue enters the ladder: at the exchange of its
-// highest bit, with a key that has a word for each level, highest first, and the
-// queue's name behind them. at leads to the queue's name.
+// address is where a message from queue enters the ladder: the exchange of its highest bit, with
+// a key that has a word for each level, highest first, followed by the queue's name. at leads to
+// the queue's name.
 func (l Ladder) address(at argument.Path, n Names, d time.Duration, queue string) (address.Address, error) {
 	if err := checkQueue(at, queue); err != nil {
 		return address.Address{}, err
@@ -116,7 +118,7 @@ func (l Ladder) exchange(n Names, level int) string {
 	return own + strconv.Itoa(level)
 }
 
-// topology declares the ladder. Below level 0 is the exchange that brings a message back.
+// topology declares the ladder. The exchange below level 0 returns messages.
 func (l Ladder) topology(n Names) declare.Topology {
 	t := declare.Topology{Exchanges: []declare.Exchange{
 		{Name: l.exchange(n, -1), Type: declare.ExchangeTopic, AlternateExchange: n.parkingExchange()},
@@ -130,9 +132,9 @@ func (l Ladder) home(n Names, queue string) declare.Binding {
 	return declare.Binding{Source: l.exchange(n, -1), Queue: queue, Key: l.form(n).Leaves(queue)}
 }
 
-// others are the bindings that ladders of other numbers of levels would have on level 0 of
-// this one, if they used its names. AMQP can't list the bindings of an exchange, so the
-// guards ask for these.
+// others are the bindings that ladders of other numbers of levels would have on level 0 of this
+// one, if they used its names. AMQP can't list the bindings of an exchange, so the checks query
+// these.
 func (l Ladder) others(n Names) []declare.Binding {
 	var bindings []declare.Binding
 	own := l.exchange(n, 0)

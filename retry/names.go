@@ -10,52 +10,51 @@ import (
 	"github.com/hopback/hopback/internal/brokername"
 )
 
-// Names are the names of the exchanges and queues that retries go through. An empty
-// field means its default. All workers that share delay queues must use the same names.
+// Names are the names of the exchanges and queues that retries use. An empty field means its
+// default. All workers that share delay queues must use the same names.
 type Names struct {
-	// Prefix is put before all default names below except DeadSuffix. It separates one
-	// team's exchanges and queues from others' in the same virtual host.
+	// Prefix comes before all default names below except DeadSuffix. Use it to separate one
+	// team's exchanges and queues from others in the same virtual host. Default: "".
 	Prefix string
-	// RetryExchange is the topic exchange that failed messages are published to. Default:
-	// "retry_exchange".
+	// RetryExchange is the topic exchange to which StrategyRepublish publishes failed messages.
+	// Default: "retry_exchange".
 	RetryExchange string
-	// RequeueExchange is the topic exchange that returns them to their work queues after
-	// their delay. Default: "requeue_exchange".
+	// RequeueExchange is the topic exchange that returns these messages to their work queues
+	// after their delay. Default: "requeue_exchange".
 	RequeueExchange string
-	// DeadLetterExchange is the headers exchange that work queues dead-letter to. It
-	// routes messages that StrategyDeadLetter retries to a delay queue, and all others to
+	// DeadLetterExchange is the headers exchange that work queues dead-letter to. It routes
+	// messages that StrategyDeadLetter retries to a delay queue, and all others to
 	// GivenUpExchange. Default: "dead_letter_exchange".
 	DeadLetterExchange string
 	// GivenUpExchange is the direct exchange that routes dead letters to the dead-letter
 	// queues. Default: "given_up_exchange".
 	GivenUpExchange string
-	// ReturnExchange is the direct exchange that returns messages to their work queues
-	// after a delay by StrategyDeadLetter. Default: "return_exchange".
+	// ReturnExchange is the direct exchange that returns messages to their work queues after a
+	// delay with StrategyDeadLetter. Default: "return_exchange".
 	ReturnExchange string
-	// ReplayExchange is the headers exchange that the dead-letter queues of a policy with
-	// ReplayByMove dead-letter to. It returns messages to their work queues when package
-	// desk replays them. Default: "replay_exchange".
+	// ReplayExchange is the headers exchange for a policy with ReplayByMove: its dead-letter
+	// queues dead-letter to it. It returns messages to their work queues when package desk
+	// replays them. Default: "replay_exchange".
 	ReplayExchange string
-	// Parking names the exchange and the queue for messages that can't return because
-	// their work queue or a binding is gone: a fanout exchange with "_exchange" appended,
-	// and a queue with "_queue" appended. Default: "parking".
+	// Parking names the exchange and the queue for messages that can't return because their work
+	// queue or a binding is gone: a fanout exchange with "_exchange" appended, and a queue with
+	// "_queue" appended. Default: "parking".
 	Parking string
-	// FailedQueue is the queue that work queues dead-letter to for Central. Default:
+	// FailedQueue is the queue that work queues dead-letter to for [Central]. Default:
 	// "failed_queue".
 	FailedQueue string
-	// FailedExchange is the headers exchange by which Central moves messages out of the failed
-	// queue: to a delay queue, from there back to their work queues, or to a dead-letter
-	// queue. Default: "failed_exchange".
+	// FailedExchange is the headers exchange through which [Central] moves messages out of the
+	// failed queue: to a delay queue, from there to their work queues, or to a dead-letter queue.
+	// Default: "failed_exchange".
 	FailedExchange string
-	// DelayPrefix begins the names of StrategyRepublish's delay queues, such as
-	// "delay_10s". HoldPrefix begins those of StrategyDeadLetter's, such as "hold_10s".
-	// Defaults: "delay_" and "hold_".
+	// DelayPrefix starts the names of StrategyRepublish's delay queues, such as "delay_10s".
+	// HoldPrefix starts those of StrategyDeadLetter's, such as "hold_10s". Defaults: "delay_" and
+	// "hold_".
 	DelayPrefix, HoldPrefix string
-	// LadderPrefix begins the names of AnyDelay's queues and exchanges. The ladder's unit
-	// and levels follow: "retry_ladder_100ms_20_0". Default: "retry_ladder_".
+	// LadderPrefix starts the names of AnyDelay's queues and exchanges. The ladder's unit and
+	// levels follow: "retry_ladder_100ms_20_0". Default: "retry_ladder_".
 	LadderPrefix string
-	// DeadSuffix ends the names of dead-letter queues, such as "orders.dead". Default:
-	// ".dead".
+	// DeadSuffix ends the names of dead-letter queues, such as "orders.dead". Default: ".dead".
 	DeadSuffix string
 }
 
@@ -97,8 +96,8 @@ func (n Names) withDefaults(at argument.Path) (Names, error) {
 	return n, n.distinct(at)
 }
 
-// distinct refuses one name for two things: an exchange that both brings back and
-// gives up would do both with each message.
+// distinct refuses one name for two things: an exchange that both returns and dead-letters
+// messages would do both with each one.
 func (n Names) distinct(at argument.Path) error {
 	fields := map[string]argument.Path{}
 	for _, x := range []struct{ field, name string }{
@@ -143,8 +142,7 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dms", d.Milliseconds())
 }
 
-// ParkingQueue returns the name of the queue for messages that can't return to their
-// work queue.
+// ParkingQueue returns the name of the queue for messages that can't return to their work queue.
 func (n Names) ParkingQueue() string {
 	n, _ = n.withDefaults(nil)
 	return n.Parking + "_queue"
@@ -152,13 +150,15 @@ func (n Names) ParkingQueue() string {
 
 func (n Names) parkingExchange() string { return n.Parking + "_exchange" }
 
-// RoutingKey returns the routing key that holds a message of a work queue for d when it
-// is published to the retry exchange: delay.<milliseconds>.<queue>.
+// RoutingKey returns the routing key that delays a message of a work queue for d when you publish
+// it to the retry exchange: delay.<milliseconds>.<queue>. Use it to delay messages from programs
+// that don't use hopback.
 //
-// The error is an *argument.Error for two kinds of queue names. One has a word between
-// dots that is exactly "*" or "#": in the binding *.*.<queue> it would be a wildcard and
-// match other queues' messages. The other makes a key of more than 255 bytes, the limit
-// of AMQP 0-9-1.
+// The error is an *argument.Error for two kinds of queue names:
+//
+//   - A name with a word between dots that is exactly "*" or "#". In the binding *.*.<queue> it
+//     would be a wildcard and match messages of other queues.
+//   - A name that makes the key longer than 255 bytes, the limit of AMQP 0-9-1.
 func RoutingKey(d time.Duration, queue string) (string, error) {
 	return routingKey(argument.Root("queue"), d, queue)
 }

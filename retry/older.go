@@ -29,7 +29,7 @@ func (t *compactHistory) readOlder(m *client.Message) {
 	number(annotation.Older.Left, &t.Left)
 }
 
-// overwriteOlder adds to the annotations for m what makes its older ones nothing.
+// overwriteOlder adds to the annotations for m what overwrites its older ones.
 func overwriteOlder(annotations map[string]any, m *client.Message) {
 	for _, key := range annotation.OlderKeys {
 		if m.Annotations[key] != nil {

@@ -7,14 +7,13 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Rejected is the error that Central decides on: a worker of another kind has rejected a
-// message, or the broker has dead-lettered it. Rules and RetryIf see it. See OnReason and
-// OnHeader for conditions.
+// Rejected is the error that [Central] passes to rules and [Policy.RetryIf]: a worker rejected a
+// message, or the broker dead-lettered it. [OnReason] and [OnHeader] return conditions for it.
 type Rejected struct {
-	// Reason is the worker's, if it gave one: see CentralConfig.ReasonKey. Otherwise it is
-	// ReasonRejected, ReasonDeliveryLimit, ReasonExpired or ReasonMaxLength.
+	// Reason is the worker's, if it gave one: see [CentralConfig.ReasonKey]. Otherwise it is
+	// ReasonRejected, ReasonDeliveryLimit, ReasonExpired, or ReasonMaxLength.
 	Reason client.Reason
-	// Text and ErrorType are the worker's, if it gave any.
+	// Text and ErrorType are the worker's. They are empty if it gave none.
 	Text, ErrorType string
 	// Queue is the work queue that the message failed in.
 	Queue string
@@ -24,9 +23,9 @@ type Rejected struct {
 	forgets []string
 }
 
-// texts are what is said of a message whose worker gave no text.
+// texts are the error texts for messages whose worker gave none.
 var texts = map[client.Reason]string{
-	ReasonRejected:      "a worker rejected the message and said nothing else",
+	ReasonRejected:      "a worker rejected the message without giving a reason",
 	ReasonDeliveryLimit: "the message reached the delivery limit of its queue",
 	ReasonExpired:       "the message expired in its queue",
 	ReasonMaxLength:     "the queue was full",
@@ -42,9 +41,8 @@ func (e *Rejected) Error() string {
 	return "rejected: " + string(e.Reason)
 }
 
-// Header returns an application property of the message, or else its annotation. AMQP
-// 0-9-1 calls both headers: those that begin with "x-" are annotations here. It returns
-// nil if the message has neither.
+// Header returns the message's application property of that name, or else its annotation, or else
+// nil. AMQP 0-9-1 calls both headers: those that start with "x-" are annotations here.
 func (e *Rejected) Header(name string) any {
 	if e.delivery == nil {
 		return nil
@@ -59,8 +57,8 @@ func (e *Rejected) Header(name string) any {
 	return v
 }
 
-// OnReason returns a condition for ErrorRule.If: it is true for a *Rejected with one of
-// these reasons. No other error matches.
+// OnReason returns a condition for [ErrorRule.If]: it is true for a [*Rejected] with one of these
+// reasons, and false for any other error.
 func OnReason(reasons ...client.Reason) func(error) bool {
 	reasons = slices.Clone(reasons)
 	return func(err error) bool {
@@ -69,9 +67,9 @@ func OnReason(reasons ...client.Reason) func(error) bool {
 	}
 }
 
-// OnHeader returns a condition for ErrorRule.If: it is true for a *Rejected whose message
-// has a header with one of these values, or with any value if none is named. Numbers of
-// different types are equal if their values are. No other error matches.
+// OnHeader returns a condition for [ErrorRule.If]: it is true for a [*Rejected] whose message has
+// a header with one of these values, or with any value if you give none. Numbers of different
+// types are equal if their values are. The condition is false for any other error.
 func OnHeader(name string, values ...any) func(error) bool {
 	values = slices.Clone(values)
 	return func(err error) bool {

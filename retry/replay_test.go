@@ -12,7 +12,7 @@ import (
 )
 
 // A message that died long ago, with all its retries used up, has all of them again.
-func TestReplayedMessageBeginsAnew(t *testing.T) {
+func TestReplayedMessageStartsAgain(t *testing.T) {
 	t.Parallel()
 	p := Policy{MaxRetries: 1, GiveUpAfter: time.Hour, Strategy: StrategyDeadLetter}
 	long := time.Now().Add(-24 * time.Hour)
@@ -25,7 +25,7 @@ func TestReplayedMessageBeginsAnew(t *testing.T) {
 	m.Annotations[annotation.Delay] = int64(1000)
 	m.Annotations[CountProperty] = int64(5) // a worker's over AMQP 0-9-1
 	m.Annotations[annotation.DeliveryTime] = long.UnixMilli()
-	require.IsType(t, client.DeadLetter{}, handle(t, p, m, returns(errA)), "as it is, it dies again at once")
+	require.IsType(t, client.DeadLetter{}, handle(t, p, m, returns(errA)), "unchanged, it is dead-lettered again at once")
 
 	c := Names{}.Internal().Copy(m)
 	require.NoError(t, client.Validate(c))

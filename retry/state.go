@@ -19,7 +19,7 @@ import (
 type queueState struct {
 	queue    string
 	strategy Strategy
-	targets  []address.Address // StrategyRepublish: where messages go, by rung
+	targets  []address.Address // StrategyRepublish: where messages go, by level
 	noKey    error             // why there are no targets
 	unusable error             // why this queue's messages can't be retried
 	watch    *watch            // nil: the broker can't be asked
@@ -28,6 +28,8 @@ type queueState struct {
 	level    slog.Level // of the line about an attempt that will be retried
 	// holdsMessages says that the broker holds messages until their delivery time.
 	holdsMessages bool
+	// tokens says that waiting messages can have tokens.
+	tokens bool
 	// prepared says that the consumer of this queue has called Prepare.
 	prepared bool
 	// consumer is whose state this is; nil if the handler is called without a consumer.
@@ -38,7 +40,7 @@ type queueState struct {
 // brokers or virtual hosts may have queues of the same name, so each has its own state.
 type states struct {
 	last atomic.Pointer[queueState] // the one used last
-	mu   sync.Mutex                 // guards changes of all
+	mu   sync.Mutex                 // protects changes of all
 	all  atomic.Pointer[map[stateKey]*queueState]
 }
 
@@ -98,7 +100,7 @@ func (s *states) only(queue string) (only *queueState, several bool) {
 
 // errOtherCtx is the failure of a delivery that can't be assigned to a consumer.
 var errOtherCtx = argument.New("ctx", nil, "isn't derived from the one that the consumer passed in, and several consumers of queues with this name share the handler",
-	"have the middleware around retry.With pass on the ctx that it gets, or give each consumer its own handler")
+	"let the middleware around retry.With pass on the ctx it gets, or give each consumer its own handler")
 
 // stateFor computes what is known about a queue without asking the broker.
 func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
@@ -122,8 +124,8 @@ func (pl *plan) stateFor(queue string, strategy Strategy) *queueState {
 	return q
 }
 
-// copiesTo returns an address that copies of q's messages go to, or false if there is none.
-// Those of other delays are at the same exchange, or at those of the same ladder.
+// copiesTo returns an address for copies of q's messages, or false if there is none. Copies with
+// other delays go to the same exchange, or to those of the same ladder.
 func (pl *plan) copiesTo(q *queueState) (address.Address, bool) {
 	if pl.ladder != nil {
 		to, err := pl.ladder.address(argument.Root("queue"), pl.names, pl.longest(), q.queue)
@@ -145,8 +147,8 @@ func logOf(s client.Start) *slog.Logger {
 	return s.Log
 }
 
-// state returns what the consumer whose ctx it is knows about a queue. It has prepared it.
-// If a test calls Handle without a consumer, the state isn't prepared, and the strategy is
+// state returns what the consumer with this ctx knows about a queue. The consumer has prepared
+// it. If a test calls Handle without a consumer, the state isn't prepared, and the strategy is
 // the one that needs no knowledge of the broker. The error is errOtherCtx.
 func (d *decorator) state(ctx context.Context, queue string) (*queueState, error) {
 	consumer := refusal.Of(ctx)

@@ -9,64 +9,68 @@ import (
 	"github.com/hopback/hopback/internal/oldbroker"
 )
 
-// Strategy is how a message waits for its retry. The handler is the same for all,
-// attempts are counted across all, and workers with different strategies may
-// share a queue. The zero value, "", means StrategyRepublish.
+// Strategy is where a message waits for its retry. Handlers are the same for all strategies,
+// attempts are counted across all, and workers with different strategies may share a queue. The
+// zero value, "", means StrategyRepublish.
 type Strategy string
 
 const (
-	// StrategyRepublish publishes a copy to the shared delay queues and accepts the
-	// original once the copy is confirmed. It works on every RabbitMQ 4 and with
-	// workers in other languages. A lost connection can leave a duplicate.
+	// StrategyRepublish publishes a copy to the shared delay queues and acknowledges the original
+	// once the broker has confirmed the copy. It works on every RabbitMQ 4 and with workers in
+	// other languages.
 	//
-	// See client.Copy for what a copy lacks. Use another strategy for messages of AMQP
-	// 0-9-1 clients whose headers hold tables or arrays. A message that can't be copied,
-	// such as one near the broker's max-message-size, is copied without its history. If
-	// that fails too, it waits as with StrategyNative; below RabbitMQ 4.3 it is
-	// dead-lettered with client.ReasonUnforwardable.
+	//   - A lost connection can leave a duplicate.
+	//   - See [client.Copy] for what a copy lacks. Use another strategy for messages of AMQP
+	//     0-9-1 clients whose headers contain tables or arrays.
+	//   - A message that can't be copied, such as one near the broker's max-message-size, is
+	//     copied without its history. If that fails too, it waits as with StrategyNative. Below
+	//     RabbitMQ 4.3 it is dead-lettered with [client.ReasonUnforwardable].
 	StrategyRepublish Strategy = "republish"
-	// StrategyDeadLetter returns the message to the broker with one disposition. The
-	// broker dead-letters it through a headers exchange into a delay queue. The client
-	// makes no copy, so it makes no duplicate, and the message stays as it was sent. It
-	// works on every RabbitMQ 4, with quorum queues whose dead-letter exchange is the one
-	// of Topology.
+	// StrategyDeadLetter rejects the message with a single disposition, and the broker
+	// dead-letters it through a headers exchange into a delay queue. The client makes no copy, so
+	// there are no duplicates, and the message stays exactly what its sender published. It works
+	// on every RabbitMQ 4, with quorum queues whose dead-letter exchange is the one of
+	// [Topology].
 	//
-	// All workers of the queue should use this package. If another worker rejects a
-	// message that was retried by this strategy, the message is retried once more
-	// instead of being dead-lettered. So is one whose sender forged the mark of a retry.
+	// All workers of the queue should use this package: if another worker rejects a message after
+	// a retry with this strategy, the message is retried once more instead of being
+	// dead-lettered. The same happens if a sender forges the mark of a retry.
 	StrategyDeadLetter Strategy = "dead-letter"
-	// StrategyNative returns the message with the time of its next delivery, and the
-	// work queue holds it until then. It takes any delay and needs no delay queues. It
-	// needs RabbitMQ 4.3 or later and a quorum queue. On others the consumer doesn't
-	// start, because they would deliver the message again at once.
+	// StrategyNative requeues the message with the time of its next delivery, and the work queue
+	// holds it until then. It supports any delay and needs no delay queues. It needs RabbitMQ 4.3
+	// or later and a quorum queue. On others the consumer doesn't start, because they would
+	// deliver the message again at once.
 	//
-	// The queue's own message TTL keeps running while a message waits. So the queue must
-	// have none, or one that is longer than all delays of the policy together.
-	//
-	// The clocks of this host and the broker may differ, so the worker asks the broker
-	// for its time (client.Start.BrokerTime). Without the permissions for that, its first
-	// retry can be late by the difference. A message with a ttl shorter than the delay
-	// expires while it waits.
+	//   - The queue's message TTL keeps running while a message waits. So the queue must have
+	//     none, or one that is longer than all delays of the policy together. A message with a
+	//     ttl shorter than the delay expires while it waits.
+	//   - The worker asks the broker for its time, since their clocks may differ (see
+	//     [client.Start]). Without the permissions for that, its first retry can be late by the
+	//     difference.
 	StrategyNative Strategy = "native"
-	// StrategyAuto chooses when the consumer starts: StrategyNative if the broker and
-	// the queue support it, else StrategyDeadLetter if the queue's dead-letter exchange
-	// is the one of Topology, else StrategyRepublish. Where it chose StrategyNative, it
-	// republishes messages that have a ttl. It doesn't choose StrategyNative for a queue
-	// whose own message TTL is shorter than all delays of the policy together: on RabbitMQ
-	// 4.0 such a queue works, and an upgrade to 4.3 must not change that.
+	// StrategyAuto chooses when the consumer starts: StrategyNative if the broker and the queue
+	// support it, else StrategyDeadLetter if the queue's dead-letter exchange is the one of
+	// [Topology], else StrategyRepublish.
+	//
+	//   - If it chose StrategyNative, it republishes messages that have a ttl.
+	//   - It doesn't choose StrategyNative for a queue whose message TTL is shorter than all
+	//     delays of the policy together: such a queue works on RabbitMQ 4.0, and an upgrade to
+	//     4.3 must not break it.
 	StrategyAuto Strategy = "auto"
 )
 
 var strategies = []Strategy{StrategyRepublish, StrategyDeadLetter, StrategyNative, StrategyAuto}
 
-// choose settles Auto, and refuses what the broker or the queue can't do.
+// choose resolves StrategyAuto, and refuses what the broker or the queue doesn't support.
 func (pl *plan) choose(b client.Broker, q declare.QueueInfo) (Strategy, error) {
 	native := !oldbroker.Of(b.AtLeast).IgnoresDeliveryTime
 	switch {
 	case q.Type == "stream":
 		return "", &GuardError{Guard: GuardStrategy, Queue: q.Name,
-			Problem: "it is a stream, which takes no message back and has no dead letters",
+			Problem: "it is a stream, which can't requeue or dead-letter messages",
 			Remedy:  "use stream.Consume without retry.With: it calls the handler again in place; a consumer of stream.Config.FailedQueue can use retry.With"}
+	case pl.strategy == StrategyNative && pl.claimable && oldbroker.Of(b.AtLeast).LacksTokens:
+		return "", noTokens(b.Version, q.Name)
 	case pl.strategy == StrategyNative && !native:
 		return "", noNative(b.Version, q.Name)
 	case pl.strategy == StrategyNative && q.Type != "quorum":

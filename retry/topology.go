@@ -10,46 +10,46 @@ import (
 	"github.com/hopback/hopback/internal/annotation"
 )
 
-// Topology returns the queues, exchanges and bindings that p needs to retry messages of
-// the work queues. Declare them with declare.Apply. Several teams may do so with
-// different policies and work queues: the parts that they share are the same.
+// Topology returns the queues, exchanges, and bindings that p needs to retry messages of the work
+// queues. Declare them with [declare.Apply]. Several teams can do so with different policies and
+// work queues: the parts they share are identical.
 //
-// For every strategy, so that a queue can move from one to another:
+// Each strategy needs these, so that a queue can change from one to another:
 //
 //	<queue>               queue    as given; dead-letters, under its name, to
 //	dead_letter_exchange  headers  routes messages that aren't retried to
 //	given_up_exchange     direct   routes by the work queue's name to
 //	<queue>.dead          queue    without a delivery limit
-//	parking_exchange      fanout   routes messages without a way back to
+//	parking_exchange      fanout   routes messages that can't return to
 //	parking_queue         queue
 //
-// For StrategyRepublish and StrategyAuto:
+// StrategyRepublish and StrategyAuto add:
 //
 //	retry_exchange        topic    receives delay.<ms>.<queue>
-//	delay_<n>s            queue    bound by delay.<ms>.#; holds, then dead-letters to
+//	delay_<n>s            queue    bound by delay.<ms>.#; delays, then dead-letters to
 //	requeue_exchange      topic    returns by *.*.<queue>
 //
-// or, with Policy.AnyDelay, an exchange and a queue for each level of the ladder.
+// or, with [Policy.AnyDelay], an exchange and a queue for each level of the ladder.
 //
-// For StrategyDeadLetter and StrategyAuto:
+// StrategyDeadLetter and StrategyAuto add:
 //
 //	hold_<n>s             queue    bound to dead_letter_exchange by the delay that
 //	                               the message's annotation names; dead-letters to
 //	return_exchange       direct   returns by the work queue's name
 //
-// With Policy.ReplayByMove, which package desk uses:
+// [Policy.ReplayByMove], which package desk uses, adds:
 //
 //	replay_exchange       headers  returns messages from the dead-letter queues, which
 //	                               dead-letter to it, to their work queues
 //
-// All of these queues dead-letter at least once, with overflow reject-publish. So no
-// message is lost when the next exchange, binding or queue is missing. Every exchange
-// behind a delay queue has the parking exchange as its alternate exchange. So a message
-// that can't return doesn't block those behind it.
+// The error is an *argument.Error if the policy or a queue is invalid.
 //
-// A work queue without a DeadLetter gets the dead-letter queue above. A queue that has
-// its own, or declare.Drop, keeps that, and can't use StrategyDeadLetter. Bad input is
-// an *argument.Error.
+//   - All of these queues dead-letter at least once, with overflow reject-publish. So no message
+//     is lost if the next exchange, binding, or queue is missing.
+//   - Every exchange after a delay queue has the parking exchange as its alternate exchange. So a
+//     message that can't return doesn't block those behind it.
+//   - A work queue without a DeadLetter gets the dead-letter queue above. A queue with its own,
+//     or with [declare.Drop], keeps that, and can't use StrategyDeadLetter.
 func Topology(p Policy, work ...declare.QuorumQueue) (declare.Topology, error) {
 	pl, err := p.plan()
 	if err != nil {
@@ -66,7 +66,7 @@ func Topology(p Policy, work ...declare.QuorumQueue) (declare.Topology, error) {
 	return t, t.Validate()
 }
 
-// ends is where messages go that aren't retried any more, whatever the strategy.
+// ends is where messages go that aren't retried any more. It is the same for every strategy.
 func (pl *plan) ends() declare.Topology {
 	n := pl.names
 	parking := n.ParkingQueue()
@@ -77,13 +77,13 @@ func (pl *plan) ends() declare.Topology {
 			{Name: n.DeadLetterExchange, Type: declare.ExchangeHeaders, AlternateExchange: n.GivenUpExchange},
 		},
 		Queues: []declare.Queue{
-			// The end of the line: whoever rejects a message there means it.
+			// This is the last stop: a message that is rejected here is dropped on purpose.
 			declare.QuorumQueue{Name: parking, DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
 		},
 		Bindings: []declare.Binding{{Source: n.parkingExchange(), Queue: parking}},
 	}
 	if pl.replayByMove {
-		// What is rejected in a dead-letter queue and isn't replayed is kept in the parking
+		// What is rejected in a dead-letter queue without being replayed is kept in the parking
 		// queue.
 		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: n.ReplayExchange, Type: declare.ExchangeHeaders, AlternateExchange: n.parkingExchange()})
 	}
@@ -103,7 +103,7 @@ func (pl *plan) replayBinding(queue string) declare.Binding {
 	}
 }
 
-// waiting is where messages wait, by the strategy.
+// waiting is where messages wait, by strategy.
 func (pl *plan) waiting(s Strategy) declare.Topology {
 	var t declare.Topology
 	if pl.ladder != nil {
@@ -142,7 +142,7 @@ func (pl *plan) delayQueues() declare.Topology {
 
 func delayKey(d time.Duration) string { return fmt.Sprintf("delay.%d.#", d.Milliseconds()) }
 
-// holdQueues are those of DeadLetter.
+// holdQueues are those of StrategyDeadLetter.
 func (pl *plan) holdQueues() declare.Topology {
 	n := pl.names
 	t := declare.Topology{Exchanges: []declare.Exchange{
@@ -156,9 +156,8 @@ func (pl *plan) holdQueues() declare.Topology {
 	return t
 }
 
-// holdBinding matches the mark of a retry and its delay, and that a worker sent the
-// message here: one that dies of the delivery limit, or of its own time to live,
-// may still bear an old mark.
+// holdBinding matches the mark of a retry and its delay, and only messages that a worker
+// rejected: one that reaches the delivery limit or its time to live may still carry an old mark.
 func (pl *plan) holdBinding(d time.Duration) declare.Binding {
 	return declare.Binding{
 		Source: pl.names.DeadLetterExchange, Queue: pl.names.HoldQueue(d), Match: declare.MatchAllWithX,
@@ -224,7 +223,7 @@ func (pl *plan) deadLetterQueue(work string) declare.QuorumQueue {
 		behind = pl.names.ReplayExchange
 	}
 	return declare.QuorumQueue{
-		// A dead letter brings its delivery count along: a limit here would end it at once.
+		// A dead letter keeps its delivery count: a limit here would drop it at once.
 		Name: pl.names.DeadLetterQueue(work), DeliveryLimit: declare.Unlimited,
 		// What is rejected even here is kept in the parking queue.
 		DeadLetter: declare.DeadLetterTarget{Exchange: behind},

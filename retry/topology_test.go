@@ -119,9 +119,9 @@ func testComesBack(t *testing.T) {
 	}
 }
 
-// Whatever one thing is missing, no message vanishes: it comes back, is in the
+// If any one thing is missing, no message vanishes: it comes back, is in the
 // dead-letter queue, is parked, or stays where it is.
-func TestNoMessageVanishesWhateverIsMissing(t *testing.T) {
+func TestNoMessageVanishesIfAnythingIsMissing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, testVanishes)
 }
@@ -248,7 +248,7 @@ func (w *world) total() int {
 	return n
 }
 
-// Everything that holds or hands on a message does so at least once, and whatever
+// Everything that holds or passes on a message does so at least once, and anything that
 // brings one back knows where to leave it otherwise.
 func TestTopologyHandsOnAtLeastOnceEverywhere(t *testing.T) {
 	t.Parallel()

@@ -14,21 +14,21 @@ import (
 )
 
 const (
-	// peekEvery is how long after a look the next failure triggers another.
+	// peekEvery is the shortest time from one check to the next that a failure triggers.
 	peekEvery = time.Minute
 	// peekSoon is the same when retries come back early, or not at all.
 	peekSoon = 10 * time.Second
-	// peekTimeout bounds a look: a broker with an alarm doesn't answer.
+	// peekTimeout bounds a check: a broker with an alarm doesn't answer.
 	peekTimeout = 30 * time.Second
 	// overdue is how late a retry must be to count as missing.
 	overdue = 5 * time.Second
 )
 
-// watch runs the guards again while a consumer runs. A delay queue can be deleted and
-// declared with other settings meanwhile. The broker doesn't notify clients of that, and
-// asking for each message would cost more than the retry. So a failure triggers a look
-// if the last one was a while ago, and sooner if this consumer's retries come back early
-// or not at all. A nil *watch does nothing: the broker can't be asked.
+// watch runs the checks again while a consumer runs. Somebody can delete a delay queue in that
+// time and declare it with other settings. The broker doesn't notify clients of that, and asking
+// for each message would cost more than the retry. So a failure triggers a check if the last one
+// was a while ago, and sooner if this consumer's retries come back early or not at all. A nil
+// *watch does nothing: the broker can't be asked.
 type watch struct {
 	queue string
 	log   *slog.Logger
@@ -36,28 +36,28 @@ type watch struct {
 	oneWay bool
 	peek   func(context.Context) (inspection, error)
 	now    func() time.Time
-	// began is when this watch was made. Times are counted from it, by the monotonic
-	// clock: the guards look, too, while a host's clock that was set back catches up.
+	// began is when this watch was made. Times are counted from it on the monotonic clock, so
+	// that the checks also run while a host's clock that was set back catches up.
 	began time.Time
 
-	// due is when the first retry that was sent should be back, in milliseconds. It is 0
-	// if one has come back since, or none was sent.
+	// due is when the first retry that was sent should be back, in milliseconds. It is 0 if one
+	// has come back since, or none was sent.
 	due atomic.Int64
-	// next is the time of the next look, and soon the earliest one.
+	// next is the time of the next check, and soon the earliest one.
 	next, soon atomic.Int64
 	busy       atomic.Bool
-	// deaths counts the messages that this consumer has given up.
+	// deaths counts the messages that this consumer has dead-lettered.
 	deaths atomic.Int64
-	// early is a retry that came early since the last look, or nil.
+	// early is a retry that came early since the last check, or nil.
 	early atomic.Pointer[earlyRetry]
-	// losing is inspection.losing of the last look.
+	// losing is inspection.losing of the last check.
 	losing atomic.Pointer[[]error]
-	// moves says of Central that inspection.copies was nil.
+	// moves reports that inspection.copies was nil; only Central uses it.
 	moves atomic.Bool
 
-	mu          sync.Mutex // guards the results of the last looks
+	mu          sync.Mutex // protects the results of the last checks
 	logged      string
-	deadQueue   string // its name at the last look that found it
+	deadQueue   string // its name at the last check that found it
 	loggedEarly bool
 	counts      [2]deadCount // the older one first
 	loggedStuck bool
@@ -69,8 +69,8 @@ type earlyRetry struct {
 	died       historylog.DeadLettering // in the delay queue; zero if unknown
 }
 
-// deadCount is how many messages the dead-letter queue had at a look, and how many
-// this consumer had given up by then.
+// deadCount is how many messages the dead-letter queue had at a check, and how many this consumer
+// had dead-lettered by then.
 type deadCount struct {
 	known    bool
 	messages uint64
@@ -87,8 +87,8 @@ func newWatch(log *slog.Logger, queue string, now func() time.Time, peek func(co
 // millis counts the milliseconds until t. They are never 0.
 func (w *watch) millis(t time.Time) int64 { return t.Sub(w.began).Milliseconds() }
 
-// start is the look before the first delivery. It returns its findings, except those of
-// waived guards and what the user may not look at.
+// start is the check before the first delivery. It returns its findings, except those of disabled
+// checks and what the user isn't permitted to see.
 func (w *watch) start(ctx context.Context) error {
 	in, err := w.peek(ctx)
 	if err != nil {
@@ -98,14 +98,17 @@ func (w *watch) start(ctx context.Context) error {
 		return err
 	}
 	if len(in.unseen) > 0 {
-		w.log.Warn("hopback: the guards skip checks for which the user has no permission",
+		w.log.Warn("hopback: topology check: skipped checks that the user has no permission for; grant the listed permissions to run them",
 			"not_checked", strings.Join(in.unseen, "; "), "permission", strings.Join(in.needs, "; "))
 	}
 	for _, e := range in.waived {
-		w.log.Warn("hopback: a waived guard found a fault in the topology", "guard", string(e.Guard), "at", e.Queue, "problem", e.Problem, "remedy", e.Remedy)
+		w.log.Warn("hopback: topology check: a disabled check found a fault", "check", string(e.Guard), "at", e.Queue, "problem", e.Problem, "remedy", e.Remedy)
+	}
+	for _, e := range in.hangs {
+		w.log.Warn("hopback: topology check: anyone who may publish to a queue can make it hang", "at", e.Queue, "problem", e.Problem, "remedy", e.Remedy)
 	}
 	if w.oneWay && in.copies != nil {
-		w.log.Info("hopback: Central copies messages of this queue, since the topology doesn't let it move them", "reason", in.copies)
+		w.log.Info("hopback: Central copies the messages of this queue, because the topology doesn't allow moving them", "reason", in.copies)
 	}
 	w.record(&in, w.now(), 0)
 	return nil
@@ -145,13 +148,13 @@ func (w *watch) retrySent(delay time.Duration) {
 	} else if due == 0 {
 		w.due.CompareAndSwap(0, ms+delay.Milliseconds())
 	} else if ms > due+overdue.Milliseconds() {
-		w.due.Store(0) // one look for each missing retry
+		w.due.Store(0) // one check for each missing retry
 		w.expedite()
 	}
 	w.tick(ms)
 }
 
-// messageGivenUp notes a death.
+// messageGivenUp counts a dead-lettered message.
 func (w *watch) messageGivenUp() {
 	if w == nil {
 		return
@@ -168,7 +171,7 @@ func (w *watch) tick(ms int64) {
 	}
 }
 
-// again is a look while the consumer runs. It ends when its connection does.
+// again is a check while the consumer runs. It stops when its connection is lost.
 func (w *watch) again() {
 	defer w.busy.Store(false)
 	ctx, cancel := context.WithTimeout(context.Background(), peekTimeout)
@@ -177,7 +180,7 @@ func (w *watch) again() {
 	in, err := w.peek(ctx)
 	now := w.now()
 	if err != nil {
-		w.log.Debug("hopback: the guards can't read the topology", "error", err)
+		w.log.Debug("hopback: topology check: reading the topology failed; it will be tried again", "error", err)
 		w.schedule(now, now.Add(peekSoon))
 		return
 	}
@@ -193,33 +196,34 @@ func (w *watch) again() {
 	switch {
 	case text == logged:
 	case text == "":
-		w.log.Info("hopback: the guards no longer find a fault in the topology")
+		w.log.Info("hopback: topology check: the faults are fixed")
 	default:
-		w.log.Error("hopback: the guards found a fault in the topology of a running consumer", "error", text)
+		w.log.Error("hopback: topology check: found a fault while the consumer runs; fix it as the error says", "error", text)
 	}
 }
 
-// record stores the result of a look. deaths is how many there were before it.
+// record stores the result of a check. deaths is how many messages had been dead-lettered before
+// it.
 func (w *watch) record(in *inspection, now time.Time, deaths int64) {
 	w.losing.Store(&in.losing)
 	if w.oneWay && w.moves.Swap(in.copies == nil) && in.copies != nil {
-		w.log.Warn("hopback: messages can no longer be moved, so they are copied", "reason", in.copies)
+		w.log.Warn("hopback: Central can no longer move messages, so it copies them", "reason", in.copies)
 	}
 	expedited := w.soon.Load() != 0 && w.next.Load() <= w.soon.Load()
 	wrong := w.arriving(in.dead, deaths) || len(in.found) > 0
 	soon := now.Add(peekSoon)
 	if expedited && !wrong {
-		soon = now.Add(peekEvery) // it looked early and found nothing
+		soon = now.Add(peekEvery) // it checked early and found nothing
 	}
 	w.policies(in, wrong)
 	w.schedule(now, soon)
 	if wrong {
-		w.expedite() // so that its repair is seen, too
+		w.expedite() // so that it notices the fix, too
 	}
 }
 
-// policies reports what a policy on the broker may have done. AMQP shows no policies, so the
-// guards can't find it.
+// policies reports what a RabbitMQ policy may have caused. AMQP shows no policies, so the checks
+// can't find it.
 func (w *watch) policies(in *inspection, wrong bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -227,13 +231,13 @@ func (w *watch) policies(in *inspection, wrong bool) {
 	case in.dead != nil:
 		w.deadQueue = in.dead.Name
 	case in.gone && w.deadQueue != "":
-		w.log.Error("hopback: the dead-letter queue is gone. Did a policy delete it, by expires? Dead letters go to the parking queue. Remove expires from the policy, and apply the topology again",
+		w.log.Error("hopback: the dead-letter queue is gone, so dead letters go to the parking queue. A RabbitMQ policy with expires may have deleted it. Remove expires from the policy, and apply the topology again",
 			"dead_letter_queue", w.deadQueue)
 		w.deadQueue = "" // until it exists again
 	}
 	e := w.early.Swap(nil)
 	if e != nil && !wrong && !w.loggedEarly {
-		w.log.Error("hopback: a retry came back early, and the guards find no reason. Does a policy set message-ttl, max-length or expires on the delay queue (rabbitmqctl list_policies)? The clocks of two workers that differ look the same",
+		w.log.Error("hopback: a retry came back early, and the topology check finds no cause. Check for a RabbitMQ policy that sets message-ttl, max-length, or expires on the delay queue (rabbitmqctl list_policies), and for clocks that differ between workers",
 			"delay_queue", e.died.Queue, "left_by", e.died.Reason, "delay", e.asked, "came_after", e.had.Round(time.Millisecond))
 	}
 	w.loggedEarly = e != nil && (w.loggedEarly || !wrong)
@@ -244,10 +248,10 @@ func (w *watch) schedule(now, soon time.Time) {
 	w.next.Store(w.millis(now.Add(peekEvery)))
 }
 
-// arriving compares what this consumer gives up with what arrives in the dead-letter
-// queue. A queue without consumers that grows by less, and then stops growing, is full:
-// a policy has set a max-length, which AMQP doesn't show. An empty queue isn't full. It
-// returns whether the queue may be full.
+// arriving compares what this consumer dead-letters with what arrives in the dead-letter queue. A
+// queue without consumers that grows by less, and then stops growing, is full: a policy has set a
+// maximum length, which AMQP doesn't show. An empty queue isn't full. It returns whether the
+// queue may be full.
 func (w *watch) arriving(q *declare.QueueInfo, deaths int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -261,22 +265,22 @@ func (w *watch) arriving(q *declare.QueueInfo, deaths int64) bool {
 	missing := func(from deadCount, deaths int64) bool {
 		return from.known && now.messages >= from.messages && now.messages-from.messages < uint64(deaths-from.deaths)
 	}
-	// Messages that were given up before the previous look have had time to arrive.
+	// Messages that were dead-lettered before the previous check have had time to arrive.
 	stuck := last.known && now.messages > 0 && now.messages == last.messages && missing(first, last.deaths)
 	if stuck {
 		w.counts[0] = first // until some come
 	}
 	if stuck && !w.loggedStuck {
 		w.log.Error("hopback: dead letters don't arrive in the dead-letter queue, which may be full. "+
-			"They wait in the work queue, and so do its retries by StrategyDeadLetter. Make room in the dead-letter queue or remove its limit, which a policy may have set. The broker tries again after its dead_letter_worker_publisher_confirm_timeout, by default three minutes",
+			"They wait in the work queue, and so do its retries with StrategyDeadLetter. Make room in the dead-letter queue or remove its limit, which a RabbitMQ policy may have set. The broker tries again after its dead_letter_worker_publisher_confirm_timeout, by default three minutes",
 			"dead_letter_queue", q.Name, "messages", q.Messages, "given_up", last.deaths-first.deaths, "arrived", now.messages-first.messages)
 	}
 	w.loggedStuck = stuck
 	return stuck || now.messages > 0 && missing(last, deaths)
 }
 
-// usable returns the rung to use in place of i, which may be losing messages: the next
-// longer one that isn't, or else the next shorter one. The error says that none is left.
+// usable returns the level to use in place of i, which may be losing messages: the next longer
+// one that isn't, or else the next shorter one. It returns an error if none is left.
 func (w *watch) usable(i int) (int, error) {
 	if w == nil {
 		return i, nil

@@ -69,7 +69,7 @@ func TestGuardsLookAgainOnlyWhileMessagesFail(t *testing.T) {
 }
 
 // A host's clock may be set back by hours.
-func TestGuardsLookWhateverTheClockIsSetTo(t *testing.T) {
+func TestChecksRunWithAnyClock(t *testing.T) {
 	t.Parallel()
 	for _, by := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -113,14 +113,14 @@ func TestGuardsLookSoonWhenRetriesAreEarlyOrMissing(t *testing.T) {
 	})
 }
 
-func TestChangedTopologyIsToldOnceAndItsRepairToo(t *testing.T) {
+func TestChangedTopologyIsLoggedOnceAndItsRepairToo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
 		bad := &GuardError{Guard: GuardDelayQueue, Queue: "delay_1s", Problem: "it drops messages", Remedy: remedyApply}
 		w.see = inspection{found: []*GuardError{bad}, losing: []error{bad, nil, bad}}
 		w.every(3*time.Minute, func() { w.messageGivenUp() })
-		assert.Equal(t, 1, strings.Count(w.log.String(), "found a fault in the topology"))
+		assert.Equal(t, 1, strings.Count(w.log.String(), "found a fault while the consumer runs"))
 		assert.Greater(t, len(w.peeks), 10, "it looks for the repair")
 		for i, want := range []int{1, 1, 1} {
 			got, err := w.usable(i)
@@ -133,14 +133,14 @@ func TestChangedTopologyIsToldOnceAndItsRepairToo(t *testing.T) {
 		require.ErrorIs(t, err, bad)
 		w.see = inspection{losing: []error{nil, nil, nil}}
 		w.every(time.Minute, func() { w.messageGivenUp() })
-		assert.Equal(t, 1, strings.Count(w.log.String(), "the guards no longer find a fault in the topology"))
+		assert.Equal(t, 1, strings.Count(w.log.String(), "topology check: the faults are fixed"))
 		got, err := w.usable(2)
 		require.NoError(t, err)
 		assert.Equal(t, 2, got)
 	})
 }
 
-func TestDeadLettersThatDontArriveAreTold(t *testing.T) {
+func TestDeadLettersThatDontArriveAreLogged(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		arrives  func(given int) int // in the dead-letter queue, of what was given up
@@ -167,7 +167,7 @@ func TestDeadLettersThatDontArriveAreTold(t *testing.T) {
 }
 
 // What a policy does, AMQP doesn't show: the queue that is gone, and the delay that isn't kept.
-func TestWhatAPolicyMayHaveDoneIsTold(t *testing.T) {
+func TestWhatAPolicyMayHaveDoneIsLogged(t *testing.T) {
 	t.Parallel()
 	early := func(w *watched) {
 		m := client.NewMessage(nil)
@@ -183,11 +183,11 @@ func TestWhatAPolicyMayHaveDoneIsTold(t *testing.T) {
 		w.every(3*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
 		assert.NotContains(t, w.log.String(), "policy")
 		w.every(3*time.Minute, func() { early(w) })
-		assert.Equal(t, 1, strings.Count(w.log.String(), "Does a policy"), w.log.String())
+		assert.Equal(t, 1, strings.Count(w.log.String(), "a retry came back early"), w.log.String())
 		assert.Contains(t, w.log.String(), "delay_queue=delay_2s left_by=maxlen delay=2s came_after=100ms")
 		w.every(3*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
 		w.every(3*time.Minute, func() { early(w) })
-		assert.Equal(t, 2, strings.Count(w.log.String(), "Does a policy"), "once for each time that it begins")
+		assert.Equal(t, 2, strings.Count(w.log.String(), "a retry came back early"), "once for each time that it begins")
 
 		w = newWatched(t)
 		w.see = inspection{found: []*GuardError{{Guard: GuardDelayQueue, Problem: "it holds messages for 1 s"}}}
@@ -196,7 +196,7 @@ func TestWhatAPolicyMayHaveDoneIsTold(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
-		gone := func() int { return strings.Count(w.log.String(), "the dead-letter queue is gone. Did a policy") }
+		gone := func() int { return strings.Count(w.log.String(), "the dead-letter queue is gone") }
 		w.see = inspection{gone: true}
 		w.every(3*time.Minute, func() { w.messageGivenUp() })
 		assert.Zero(t, gone(), "it has never existed: the queue may have another")

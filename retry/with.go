@@ -20,33 +20,34 @@ import (
 	"github.com/hopback/hopback/internal/workerclock"
 )
 
-// With returns the Middleware that retries by p. It is for the handlers of all queues
-// that Topology declared for p. Several consumers can share one decorated Handler, also on
-// connections to different clusters: each keeps its own strategy, checks and clock.
+// With returns a middleware that retries failed messages by the policy p. Wrap the handlers of
+// all queues that [Topology] declared for p. Several consumers can share one wrapped handler,
+// also on connections to different clusters: each keeps its own strategy, checks, and clock.
 //
-// The handler's result decides:
+// The handler's result decides what happens to the message:
 //
-//	nil                        accepted
+//	nil                        acknowledged
 //	a client.Outcome           carried out unchanged
 //	Permanent, or not retried  dead-lettered, ReasonPermanent
-//	Discard                    accepted
-//	Snooze                     delivered again, and not counted as a retry
+//	Discard                    acknowledged
+//	Snooze                     delivered again, without counting a retry
 //	any other error            retried after the policy's delay, or After's;
 //	                           dead-lettered with ReasonExhausted once MaxRetries
 //	                           or GiveUpAfter are used up
 //	an error whose methods panic
-//	                           retried as any other error
+//	                           retried like any other error
 //	a panic                    dead-lettered, client.ReasonPanicked; put client.Recover()
 //	                           inside to have panics retried
-//	the ctx's error, after the consumer's grace time ended the ctx
-//	                           requeued: shutting down uses up no retry
+//	the ctx's error, after the consumer's grace time canceled the ctx
+//	                           requeued: a shutdown uses up no retry
 //
-// When the consumer starts, it checks policy, queue and topology: see Guard. With a bad
-// policy it doesn't start; the error is that of Policy.Validate. A middleware
-// around With that hides its Prepare method stops the consumer at its first delivery
-// with an *argument.Error, and the message goes back to its queue: use client.Wrap.
-// A test may call Handle without Prepare, with a delivery from client.NewDelivery:
-// StrategyNative and StrategyAuto then act as StrategyRepublish.
+// When the consumer starts, it checks the policy, the queue, and the topology: see [Guard]. If p
+// is invalid, it doesn't start, and the error is that of [Policy.Validate].
+//
+//   - A middleware around With must keep its Prepare method: use [client.Wrap]. Otherwise the
+//     consumer stops at its first delivery with an *argument.Error, and the message is requeued.
+//   - A test may call Handle without Prepare, with a delivery from [client.NewDelivery].
+//     StrategyNative and StrategyAuto then act as StrategyRepublish.
 func With(p Policy) client.Middleware {
 	pl, err := p.plan()
 	return func(h client.Handler) client.Handler {
@@ -59,14 +60,14 @@ type decorator struct {
 	plan    *plan
 	invalid error
 	states  states
-	// forgets are headers that copies lack, and counter is one that counts for another
-	// system. Only Central has any.
+	// forgets are headers that copies lack, and counter is one that counts for another system.
+	// Only Central sets them.
 	forgets []string
 	counter string
 }
 
-// errHidden ends a consumer that hasn't prepared its decorator.
-var errHidden = argument.New("handler", nil, "hides the Prepare method of retry.With, so no guard runs and no strategy is chosen",
+// errHidden stops a consumer that hasn't prepared its decorator.
+var errHidden = argument.New("handler", nil, "hides the Prepare method of retry.With, so the topology isn't checked and no strategy is chosen",
 	"write the middleware around retry.With with client.Wrap, or give its Handler a Prepare method that calls client.Prepare(ctx, inner, start)")
 
 func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
@@ -86,9 +87,13 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 		return q.noKey
 	}
 	if d.plan.jitter != JitterNone && q.strategy != StrategyNative && d.plan.ladder == nil {
-		q.log.Warn("hopback: delays aren't spread: StrategyAuto uses delay queues here, so Policy.Jitter has no effect", "queue", s.Queue, "strategy", string(q.strategy))
+		q.log.Warn("hopback: Policy.Jitter has no effect, because StrategyAuto uses delay queues here; use StrategyNative or Policy.AnyDelay, or remove the jitter", "queue", s.Queue, "strategy", string(q.strategy))
 	}
-	q.holdsMessages = !oldbroker.Of(s.Broker.AtLeast).IgnoresDeliveryTime
+	old := oldbroker.Of(s.Broker.AtLeast)
+	if q.tokens = !old.LacksTokens && q.strategy == StrategyNative; d.plan.claimable && !q.tokens {
+		q.log.Warn("hopback: Policy.Claimable has no effect, because StrategyAuto uses delay queues here, or the broker is older than RabbitMQ 4.4", "queue", s.Queue, "strategy", string(q.strategy), "broker", s.Broker.Version)
+	}
+	q.holdsMessages = !old.IgnoresDeliveryTime
 	if q.strategy == StrategyNative || d.plan.giveUp > 0 {
 		q.clock.asks(q, s)
 		q.clock.learn(ctx)
@@ -111,8 +116,8 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error
 	if err != nil {
 		return client.Requeue{Failed: true, Err: err}
 	}
-	// A panic of the handler, or of a function of the policy, is a death. Its mark is
-	// overwritten, so that the message isn't retried again. The same holds for
+	// A panic of the handler, or of a function of the policy, dead-letters the message. That
+	// overwrites the mark of a retry, so that the message isn't retried again. The same holds for
 	// runtime.Goexit, where no result reaches the consumer.
 	returned := false
 	was := pastOf(messageOf(del))
@@ -134,8 +139,8 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueSt
 	if due, asked := heldUntil(messageOf(del)); asked > 0 {
 		was = was.read()
 		claim := min(asked, d.plan.longest())
-		if q.holdsMessages && q.strategy != StrategyNative {
-			claim = 0
+		if q.holdsMessages && q.strategy != StrategyNative || messageOf(del).Annotations[annotation.DeferralToken] != nil {
+			claim = 0 // in the latter case a consumer may have claimed it before its time
 		}
 		if left, early := q.clock.arrived(due, claim, firstMillis(was)); left > 0 {
 			q.clock.askFresh(ctx)
@@ -181,9 +186,9 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueSt
 	}
 }
 
-// decidedByHandler adds the history to a death that the handler has decided on. Its mark
-// must differ from that of a retry. Otherwise a message that StrategyDeadLetter retried
-// before would be retried again.
+// decidedByHandler adds the history when the handler itself dead-letters a message. The mark must
+// differ from that of a retry. Otherwise a message that StrategyDeadLetter retried before would
+// be retried again.
 func (d *decorator) decidedByHandler(del *client.Delivery, q *queueState, o client.Outcome, was past) error {
 	switch o := o.(type) {
 	case client.DeadLetter:
@@ -246,6 +251,9 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 		h[client.AnnotationReason] = reasonWaits
 		h[annotation.Delay] = what.delay.Milliseconds()
 		h[annotation.DeliveryTime] = q.clock.hold(what.delay, a.first, what.early)
+		if token, ok := tokenOf(messageOf(del)); ok && d.plan.claimable && q.tokens {
+			h[annotation.DeferralToken] = token
+		}
 		return client.Modify{Annotations: h, Err: err}
 	case strategy == StrategyDeadLetter && len(d.plan.levels) > 0:
 		level, bad := q.watch.usable(d.plan.leg(whole, what.delay))
@@ -263,7 +271,7 @@ func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queue
 	return d.republish(ctx, del, q, what, a, err)
 }
 
-// report tells an Instrument. Without one it does nothing.
+// report notifies an Instrument. Without one it does nothing.
 func report(del *client.Delivery, what decision, kind instrument.DecisionKind, lane string, wait time.Duration, err error) {
 	x := instrument.Decision{Kind: kind, Attempt: what.attempt, Reason: lane, Err: err}
 	if kind != instrument.DecisionDeadLetter {
@@ -272,7 +280,7 @@ func report(del *client.Delivery, what decision, kind instrument.DecisionKind, l
 	del.Report(x)
 }
 
-// reportRetry tells an Instrument that the message waits, and logs a failed attempt.
+// reportRetry notifies an Instrument that the message waits, and logs a failed attempt.
 func (q *queueState) reportRetry(ctx context.Context, del *client.Delivery, what decision, by Strategy, wait time.Duration, a *account, err error) {
 	kind := kindOf(what)
 	report(del, what, kind, string(by), wait, err)
@@ -301,7 +309,7 @@ func kindOf(what decision) instrument.DecisionKind {
 	return instrument.DecisionRetry
 }
 
-// cannotWait gives up a message that has no place to wait.
+// cannotWait dead-letters a message that has no place to wait.
 func (q *queueState) cannotWait(del *client.Delivery, what decision, a *account, err error) error {
 	report(del, what, instrument.DecisionDeadLetter, string(client.ReasonUnforwardable), 0, err)
 	q.watch.messageGivenUp()
@@ -354,7 +362,7 @@ func (d *decorator) republish(ctx context.Context, del *client.Delivery, q *queu
 	if m.Annotations[annotation.Queue] != nil {
 		// It wins over the history, so it must be the newer one.
 		f.Annotations = a.annotations(delay)
-		// The original goes back if the copy can't be stored. It hasn't been retried then.
+		// The original is requeued if the copy can't be stored. It hasn't been retried then.
 		delete(f.Annotations, annotation.Retries)
 	}
 	if mayNotCopy(c) {
@@ -438,16 +446,16 @@ func (pl *plan) target(q *queueState, whole, delay time.Duration, queue string) 
 	return q.targets[level], pl.levels[level], err
 }
 
-var errNoDelays = errors.New("the policy has no retries, so it has no delay")
+var errNoDelays = errors.New("the policy has no retries, so it has no delay queue")
 
-// tooEarly returns the outcome for a message that came before its time. Either this
-// worker's clock is behind the broker's, or the broker ignores x-opt-delivery-time, as
-// brokers below 4.3 do. The message waits again for the rest of its delay. That doesn't
-// count as a retry, and the handler isn't called.
+// tooEarly returns the outcome for a message that came before its time. Either this worker's
+// clock is behind the broker's, or the broker ignores x-opt-delivery-time, as brokers below 4.3
+// do. The message waits again for the rest of its delay. That doesn't count as a retry, and the
+// handler isn't called.
 //
-// With Native it waits in its queue. Once it has come early so often that the broker
-// must be ignoring the time, it is republished. If there are no delay queues for that,
-// the forward's patience and the queue's delivery limit end it: it never spins. Other
+// With StrategyNative it waits in its queue. Once it has come early so often that the broker must
+// be ignoring the time, it is republished. If there are no delay queues for that, the time limit
+// of the forward and the queue's delivery limit stop it, so it never loops forever. Other
 // messages aren't affected, since a sender could have forged this one's time.
 func (d *decorator) tooEarly(ctx context.Context, del *client.Delivery, q *queueState, left time.Duration, early int, was past) error {
 	now := q.clock.now()

@@ -56,8 +56,8 @@ func TestOutcomesOfTheHandlerAreCarriedOutAsTheyAre(t *testing.T) {
 	assert.Equal(t, "requeue as failed: an error of type *client.DeadLetter whose methods panic", got.Error())
 }
 
-// However a handler dead-letters a message, the message is told its history, and
-// has no mark of an earlier retry any more: with one it would go round for ever.
+// However a handler dead-letters a message, the message gets its history, and
+// loses the mark of an earlier retry: with one it would be retried forever.
 func TestHandlersOwnDeadLetterTakesTheMarkOfARetryOff(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -215,7 +215,7 @@ func TestErrorThatCanNotBeReadIsAFailureLikeAnyOther(t *testing.T) {
 	}
 }
 
-// After says when, whatever it is around.
+// After sets the delay, with any error inside it.
 func TestAfterAroundAnOutcomeKeepsItsDelay(t *testing.T) {
 	t.Parallel()
 	for _, o := range []error{client.Requeue{}, &client.Requeue{Failed: true}, client.DeadLetter{}, fmt.Errorf("x: %w", client.Requeue{})} {
@@ -224,7 +224,7 @@ func TestAfterAroundAnOutcomeKeepsItsDelay(t *testing.T) {
 		assert.Equal(t, address.Exchange("retry_exchange", "delay.60000.orders"), f.To)
 		assert.Equal(t, 1, Count(f.Message))
 	}
-	// An outcome around it, or beside it, counts.
+	// An outcome around it, or joined with it, counts.
 	assert.IsType(t, client.Requeue{}, handle(t, Policy{}, client.NewMessage(nil), returns(client.Requeue{Err: After(time.Minute, nil)})))
 	assert.IsType(t, client.Requeue{}, handle(t, Policy{}, client.NewMessage(nil), returns(errors.Join(After(time.Minute, nil), client.Requeue{}))))
 }
@@ -262,11 +262,11 @@ func TestShuttingDownUsesUpNoRetry(t *testing.T) {
 	assert.Equal(t, client.Requeue{Err: context.Canceled}, run(context.Canceled))
 	wrapped := fmt.Errorf("query: %w", context.Cause(ctx))
 	assert.Equal(t, client.Requeue{Err: wrapped}, run(wrapped))
-	assert.IsType(t, client.Forward{}, run(errA), "a failure of its own is retried")
+	assert.IsType(t, client.Forward{}, run(errA), "another failure is retried")
 	assert.IsType(t, client.Forward{}, run(context.DeadlineExceeded))
 	assert.NoError(t, run(nil))
 
-	// While the ctx goes on, a cancellation is some other one's.
+	// While the ctx isn't canceled, the error is from another ctx.
 	assert.IsType(t, client.Forward{}, handle(t, Policy{}, client.NewMessage(nil), returns(context.Canceled)))
 }
 
@@ -333,7 +333,7 @@ type gone struct{}
 
 func (gone) Request(context.Context, string, string, any) (int, any, error) { return 404, nil, nil }
 
-func TestPrepareAsksWhateverStandsInForTheBroker(t *testing.T) {
+func TestPrepareAsksAnyStandInForTheBroker(t *testing.T) {
 	t.Parallel()
 	err := client.Prepare(t.Context(), With(Policy{})(returns(nil)), client.Start{Queue: "orders", Management: gone{}})
 	assert.ErrorIs(t, err, declare.ErrNotFound)
@@ -552,8 +552,8 @@ func TestSnoozeIsNoFailureInTheHistory(t *testing.T) {
 	assert.IsType(t, client.Modify{}, h.Handle(t.Context(), client.NewDelivery("orders", m)))
 }
 
-// A sender that forges a time of delivery spoils the waiting of its own message at
-// most, not that of the others in the queue.
+// A sender that forges a time of delivery affects only the waiting of that message,
+// not that of the others in the queue.
 func TestForgedDeliveryTimeTouchesNoOtherMessage(t *testing.T) {
 	t.Parallel()
 	p := Policy{Strategy: StrategyNative}

@@ -6,22 +6,22 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// remembered is how many calls that are over are remembered, to tell a late reply from a
-// second one.
+// remembered is how many finished calls are remembered, to distinguish a late reply from a second
+// one.
 const remembered = 4096
 
 // calls are those of one requester, by correlation-id.
 type calls struct {
 	mu    sync.Mutex
 	byID  map[string]*call
-	over  []string // the calls that are over, oldest first from next on
+	over  []string // the finished calls, starting with the oldest at next
 	next  int
 	stats Stats
 }
 
 func newCalls() *calls { return &calls{byID: map[string]*call{}} }
 
-// call is one Call. The fields behind events are guarded by the mu of calls.
+// call is one Call. The mu of calls protects the fields after events.
 type call struct {
 	id string
 	// events has room for all that can come until the next attempt: the reply, and the loss
@@ -31,7 +31,7 @@ type call struct {
 	links    *links // whose address the request names as reply-to; nil between attempts
 	cancel   func() // ends the publish of the attempt
 	answered bool
-	left     bool // by its caller
+	left     bool // its caller has left
 }
 
 // event is a reply, or why none can come.
@@ -40,8 +40,8 @@ type event struct {
 	lost  error
 }
 
-// enroll begins an attempt to send c's request. ok is false if l is lost already. It returns
-// the reply if an earlier attempt has got it meanwhile.
+// enroll starts an attempt to send c's request. ok is false if l is lost already. It returns the
+// reply if an earlier attempt got it in the meantime.
 func (s *calls) enroll(c *call, l *links, cancel func()) (reply *client.Message, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +84,7 @@ func (s *calls) leave(c *call) {
 	s.next = (s.next + 1) % remembered
 }
 
-// dispatch hands a reply to its call. Only the first counts.
+// dispatch passes a reply to its call. Only the first counts.
 func (s *calls) dispatch(m *client.Message) {
 	var c *call
 	s.mu.Lock()
@@ -112,7 +112,7 @@ func (s *calls) dispatch(m *client.Message) {
 	}
 }
 
-// lose tells the calls that wait for a reply on l that none can come.
+// lose notifies the calls that wait for a reply on l that none can come.
 func (s *calls) lose(l *links, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

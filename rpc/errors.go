@@ -9,8 +9,8 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Application properties of a reply that is an error. A caller that isn't written with this
-// package finds them, too; over AMQP 0-9-1 they are headers. The reply's body is the text.
+// Application properties of an error reply. A caller that doesn't use this package can read them
+// too; over AMQP 0-9-1 they are headers. The reply's body is the error text.
 const (
 	// propertyError holds an Error's Code.
 	propertyError = "x-rpc-error"
@@ -18,37 +18,35 @@ const (
 	propertyGivenUp = "x-rpc-given-up"
 )
 
-// The kinds of failure of a call, beside those of package client. Match them with
+// The reasons for a failed call, in addition to those of package client. Match them with
 // errors.Is.
 var (
-	// ErrNoReply: the request was sent, and no reply came. Its handler may have run, may be
-	// running, and may run yet. The error also matches client.ErrOutcomeUnknown and its
-	// cause: the ctx's error, client.ErrConnectionLost or client.ErrClosed.
+	// ErrNoReply means that the request was sent, and no reply came. Its handler may have run,
+	// may be running, or may still run. The error also matches client.ErrOutcomeUnknown and its
+	// cause: the ctx's error, client.ErrConnectionLost, or client.ErrClosed.
 	ErrNoReply = errors.New("no reply")
-	// ErrUndecodable: the handler has run, and the codec can't read its reply.
+	// ErrUndecodable means that the handler has run, and the codec can't decode its reply.
 	ErrUndecodable = errors.New("undecodable reply")
 )
 
-// ReasonExpired is the reason of a GivenUpError for a request that came to its handler after
-// its expiry.
+// ReasonExpired is the reason of a [GivenUpError] for a request that reached its handler after it
+// had expired.
 const ReasonExpired client.Reason = "expired"
 
-// ReasonDiscarded is the reason of a GivenUpError for a request whose failure
-// retry.Discard has accepted.
+// ReasonDiscarded is the reason of a [GivenUpError] for a request that failed with retry.Discard.
 const ReasonDiscarded client.Reason = "discarded"
 
-// ReasonUnsendable is the reason of a GivenUpError, and of the dead letter, for a request
-// whose reply can't be encoded or is larger than the broker accepts. The handler has run.
+// ReasonUnsendable is the reason of a [GivenUpError], and of the dead letter, for a request whose
+// reply can't be encoded or is larger than the broker accepts. The handler has run.
 const ReasonUnsendable client.Reason = "unsendable-reply"
 
-// Error is an answer of the handler: it has handled the request, and refuses it. A handler
-// returns one as its error, alone or wrapped, and Call returns it. It is a reply like any
-// other: the request is accepted, and not retried.
+// Error is an error reply: the handler has handled the request, and refuses it. Return one from
+// the handler, alone or wrapped, and Call returns it. It counts as a reply: the request is
+// acknowledged, and not retried.
 type Error struct {
-	// Code says what is wrong, for programs: a word of the handler's choice. An empty one
-	// counts as "error".
+	// Code says what is wrong, for programs. The handler chooses it. Empty means "error".
 	Code string
-	// Text says it for people.
+	// Text says what is wrong, for people.
 	Text string
 }
 
@@ -62,12 +60,12 @@ func (e *Error) Error() string {
 	return e.Code + ": " + e.Text
 }
 
-// GivenUpError is the end of a request at the responder's side. Its handler has failed, and
-// retry.With or an Outcome has dead-lettered the message. Parts of the work may be done.
+// GivenUpError means that the responder has dead-lettered the request, or ended it otherwise,
+// without a reply: see Reason. The handler may have done a part of its work.
 type GivenUpError struct {
-	// Reason is that of the dead letter, such as retry.ReasonExhausted, retry.ReasonPermanent,
-	// client.ReasonUndecodable or ReasonUnsendable. It may be ReasonExpired or ReasonDiscarded: then there is
-	// no dead letter.
+	// Reason is the reason of the dead letter, such as retry.ReasonExhausted,
+	// retry.ReasonPermanent, client.ReasonUndecodable, or [ReasonUnsendable]. For [ReasonExpired]
+	// and [ReasonDiscarded] there is no dead letter.
 	Reason client.Reason
 	// Text is the text of the handler's last error.
 	Text string
@@ -75,15 +73,15 @@ type GivenUpError struct {
 
 func (e *GivenUpError) Error() string {
 	if e.Text == "" {
-		return fmt.Sprintf("hopback: the responder has given up the request (%s)", e.Reason)
+		return fmt.Sprintf("hopback: the responder dead-lettered or dropped the request (%s)", e.Reason)
 	}
-	return fmt.Sprintf("hopback: the responder has given up the request (%s): %s", e.Reason, e.Text)
+	return fmt.Sprintf("hopback: the responder dead-lettered or dropped the request (%s): %s", e.Reason, e.Text)
 }
 
 // maxCode is how many bytes of a code or a reason are sent and read.
 const maxCode = 256
 
-// word makes s fit for an application property.
+// word makes s valid for an application property.
 func word(s, otherwise string) string {
 	if s == "" {
 		return otherwise

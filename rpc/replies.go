@@ -25,14 +25,14 @@ const (
 	// (TestDirectRepliesAreDroppedWithoutCredit).
 	directWindow = 128
 	directCredit = 256
-	// queueCredit is how many replies a queue sends ahead.
+	// queueCredit is how many replies a queue sends in advance.
 	queueCredit = 1000
-	// queueExpires is how long a reply queue lives without its requester.
+	// queueExpires is how long the broker keeps a reply queue without its requester.
 	queueExpires = 5 * time.Minute
 	queuePrefix  = "hopback-replies-"
 )
 
-// replyReceiverConfig is what a line needs of a requester.
+// replyReceiverConfig is what a replyReceiver needs from a requester.
 type replyReceiverConfig struct {
 	replies  Replies
 	inFlight int
@@ -45,7 +45,7 @@ type replyReceiverConfig struct {
 type replyReceiver struct {
 	cfg   replyReceiverConfig
 	place replylink.Place
-	queue string // of its own, if replies come by one
+	queue string // the reply queue, if there is one
 
 	ctx    context.Context // without a deadline
 	cancel context.CancelFunc
@@ -69,10 +69,10 @@ type links struct {
 	direct  bool
 	// address is where replies are sent to, by link.
 	address []string
-	// free has a place for each call that a link has room for.
+	// free has a slot for each call that a link has room for.
 	free chan int
 
-	// Guarded by the mu of calls.
+	// The mu of calls protects these.
 	lost bool
 	next *links // those that have the same queue, once these have ended
 }
@@ -88,7 +88,7 @@ func newReplyReceiver(cfg replyReceiverConfig) (*replyReceiver, error) {
 	return l, nil
 }
 
-// run opens links and receives replies until the line is stopped.
+// run opens links and receives replies until it is stopped.
 func (l *replyReceiver) run() {
 	defer close(l.done)
 	defer l.place.Leave()
@@ -129,8 +129,8 @@ func (l *replyReceiver) run() {
 	l.remove()
 }
 
-// open opens a session. If last is not nil it had the same queue, whose replies its calls
-// await: they move to the new one.
+// open opens a session. If last is not nil, it used the same queue, and calls wait for replies in
+// it: they move to the new session.
 func (l *replyReceiver) open(last *links) (*links, error) {
 	now := &links{}
 	s, err := l.place.Open(l.ctx, func(old oldbroker.Quirks) (replylink.Source, error) {
@@ -148,7 +148,7 @@ func (l *replyReceiver) open(last *links) (*links, error) {
 	})
 	if err != nil {
 		if now.direct && l.cfg.replies == RepliesAuto && errors.Is(err, client.ErrRefused) && !errors.Is(err, client.ErrUnauthorized) {
-			// Below 4.2, or with its feature flag off, the broker has no such thing.
+			// Below 4.2, or with its feature flag off, the broker doesn't support this.
 			l.noDirect = true
 			return l.open(last)
 		}
@@ -164,8 +164,8 @@ func (l *replyReceiver) open(last *links) (*links, error) {
 	}
 	if last != nil {
 		if now.direct {
-			// The broker has become one that has direct reply-to.
-			l.cfg.calls.lose(last, &client.Error{Op: "call", Kind: client.ErrConnectionLost, Text: "the requester has changed to direct reply-to"})
+			// The broker now supports direct reply-to.
+			l.cfg.calls.lose(last, &client.Error{Op: "call", Kind: client.ErrConnectionLost, Text: "the requester has switched to direct reply-to"})
 		} else {
 			l.cfg.calls.move(last, now)
 		}
@@ -176,7 +176,7 @@ func (l *replyReceiver) open(last *links) (*links, error) {
 // errQueueGone is the loss of the reply queue, with the replies in it.
 var errQueueGone = errors.New("the reply queue was gone")
 
-// declare declares the reply queue. again says that calls await replies in it.
+// declare declares the reply queue. again reports that calls wait for replies in it.
 func (l *replyReceiver) declare(again bool) error {
 	ctx, cancel := context.WithTimeout(l.ctx, 30*time.Second)
 	defer cancel()
@@ -193,7 +193,7 @@ func (l *replyReceiver) declare(again bool) error {
 	return nil
 }
 
-// receive hands out replies until the links are lost, and says why they are.
+// receive passes on replies until the links are lost, and returns why they are.
 func (l *replyReceiver) receive(now *links) error {
 	ctx, cancel := context.WithCancelCause(l.ctx)
 	defer cancel(nil)
@@ -238,8 +238,8 @@ func (l *replyReceiver) count(s *instrument.Stats) {
 	s.Requesters = append(s.Requesters, r)
 }
 
-// await returns the links that are up, with a place on one of them, and waits for both
-// within ctx. The place must be given back to links.free.
+// await waits within ctx until links are up and one of them has a free slot. The slot must be
+// returned to links.free.
 func (l *replyReceiver) await(ctx context.Context) (now *links, link int, err error) {
 	for {
 		l.mu.Lock()
@@ -294,7 +294,7 @@ func (l *replyReceiver) first(ctx context.Context) error {
 	}
 }
 
-// stop ends the line, and waits for that within ctx.
+// stop stops the receiver, and waits for that within ctx.
 func (l *replyReceiver) stop(ctx context.Context) {
 	l.cancel()
 	select {
@@ -303,8 +303,7 @@ func (l *replyReceiver) stop(ctx context.Context) {
 	}
 }
 
-// remove deletes the reply queue, if there is one. A queue that can't be deleted now
-// expires.
+// remove deletes the reply queue, if there is one. A queue that can't be deleted now expires.
 func (l *replyReceiver) remove() {
 	if !l.made || !l.cfg.conn.State().Connected {
 		return

@@ -14,43 +14,42 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Replies is the way that replies take to a requester. The zero value means RepliesAuto.
+// Replies is how replies reach a requester. See [RequesterConfig.Replies]. The zero value means
+// RepliesAuto.
 type Replies string
 
 const (
-	// RepliesAuto is RepliesDirect if the broker has it, and RepliesByQueue otherwise. It is
-	// decided whenever a connection is made.
+	// RepliesAuto is RepliesDirect if the broker supports it, and RepliesByQueue otherwise. It is
+	// decided at each new connection.
 	RepliesAuto Replies = "auto"
-	// RepliesDirect is RabbitMQ's direct reply-to (4.2 and later). There is no queue: the
-	// broker hands a reply from the responder's session to the requester's. A reply is lost
-	// if the requester's connection is.
+	// RepliesDirect is RabbitMQ's direct reply-to (4.2 and later). There is no queue: the broker
+	// passes a reply from the responder's session to the requester's. If the requester's
+	// connection is lost, so are its replies.
 	RepliesDirect Replies = "direct"
-	// RepliesByQueue is a classic queue of the requester's own, with a random name that
-	// begins with "hopback-replies-". It is deleted by Close, and by the broker after 5
-	// minutes without its requester. Calls outlive the loss of the connection: their
-	// replies wait in the queue. The user needs permission to configure, write and read
-	// such queues.
+	// RepliesByQueue is a classic queue for this requester, with a random name that starts with
+	// "hopback-replies-". Close deletes it, and so does the broker after 5 minutes without the
+	// requester. Calls continue after a lost connection: their replies wait in the queue. The
+	// user needs permission to configure, write, and read such queues.
 	RepliesByQueue Replies = "queue"
 )
 
-// RequesterConfig configures a Requester. The zero value is ready to use.
+// RequesterConfig configures a [Requester]. The zero value is ready to use.
 type RequesterConfig struct {
-	// Codec encodes requests and decodes replies. A request that is a *client.Message is
-	// sent as it is, and a Resp of that type is the reply as it came. Default:
-	// client.JSONCodec.
+	// Codec encodes requests and decodes replies. A request of type *client.Message is sent
+	// unchanged, and a Resp of that type is the reply's message. Default: client.JSONCodec.
 	Codec client.Codec
-	// Timeout is how long a call may take whose ctx has no deadline. Default: 30 s.
+	// Timeout limits a call whose ctx has no deadline. Default: 30 s.
 	Timeout time.Duration
-	// Replies is the way that replies take. Default: RepliesAuto.
+	// Replies is how replies reach the requester. Default: RepliesAuto.
 	Replies Replies
-	// InFlight is how many calls may await their replies at once. Others wait for their
-	// turn within their ctx. RabbitMQ drops direct replies that find no credit, so there is
-	// a bound: at most 2,048, or 65,536 with RepliesByQueue. Default: 1,024.
+	// InFlight is how many calls may wait for their replies at once, at most 2,048, or 65,536
+	// with RepliesByQueue. Further calls wait within their ctx. There is a limit because RabbitMQ
+	// drops direct replies without credit. Default: 1,024.
 	InFlight int
-	// NoResend makes Call report a request as ErrNoReply when its connection is lost
-	// before the reply has come. By default the request is sent again, with the same
-	// correlation-id and message-id, while the ctx of Call lasts. Its handler may then run
-	// twice. See client.PublisherConfig.NoResend.
+	// NoResend makes Call return ErrNoReply when its connection is lost before the reply. By
+	// default Call sends the request again, with the same correlation-id and message-id, until
+	// its ctx is done. The handler may then run twice. See client.PublisherConfig.NoResend.
+	// Default: false.
 	NoResend bool
 }
 
@@ -59,7 +58,7 @@ const (
 	defaultInFlight = 1024
 	maxDirect       = 2048
 	maxByQueue      = 65536
-	// maxTTL is the longest expiry that a request bears. RabbitMQ allows 49 days.
+	// maxTTL is the longest expiry of a request. RabbitMQ allows 49 days.
 	maxTTL = 24 * 24 * time.Hour
 )
 
@@ -73,7 +72,7 @@ func (c RequesterConfig) withDefaults() (RequesterConfig, error) {
 	case RepliesByQueue:
 		most = maxByQueue
 	default:
-		return c, argument.At(at.Field("Replies"), argument.CodeUnknown, string(c.Replies), "is no way for replies", "use rpc.RepliesAuto, rpc.RepliesDirect or rpc.RepliesByQueue")
+		return c, argument.At(at.Field("Replies"), argument.CodeUnknown, string(c.Replies), "is unknown", "use rpc.RepliesAuto, rpc.RepliesDirect, or rpc.RepliesByQueue")
 	}
 	switch {
 	case c.Timeout < 0:
@@ -93,31 +92,28 @@ func (c RequesterConfig) withDefaults() (RequesterConfig, error) {
 	return c, nil
 }
 
-// Stats are the numbers of a Requester since it was made.
+// Stats are the counts of a [Requester] since it was made.
 type Stats struct {
-	// Calls counts the calls whose request was handed to the publisher, Replies those that
-	// got a reply, errors of the handler included.
+	// Calls counts the calls whose request was passed to the publisher, Replies those that got a
+	// reply, including error replies.
 	Calls, Replies uint64
-	// Waiting is how many calls await their reply now.
+	// Waiting is how many calls are waiting for their reply now.
 	Waiting int
 	// Resent counts requests that were sent again.
 	Resent uint64
-	// Late counts replies to calls that were over without one. A direct reply that comes
-	// when its requester is closed or its connection lost isn't counted anywhere: the
-	// broker drops it.
+	// Late counts replies to calls that had returned without one. If the requester is closed or
+	// its connection lost, the broker drops a direct reply, and it isn't counted.
 	Late uint64
-	// Duplicates counts further replies to calls that had one: the handler has run twice,
-	// or its reply was sent twice.
+	// Duplicates counts further replies to calls that had one: the handler has run twice, or its
+	// reply was sent twice.
 	Duplicates uint64
-	// Strays counts messages that are no reply to any of the last 4,096 calls.
+	// Strays counts messages that aren't a reply to any of the last 4,096 calls.
 	Strays uint64
 }
 
 // Requester sends requests of type Req to one address and returns replies of type Resp. It is
-// safe for concurrent use: the requests of many callers are under way at once. It survives
-// the loss of its connection.
-//
-// It takes two sessions of the Conn: one to send, and one to receive.
+// safe for concurrent use, with the requests of many callers in flight at once. It survives the
+// loss of its connection. It uses two sessions of the Conn: one to send, and one to receive.
 type Requester[Req, Resp any] struct {
 	to      string
 	cfg     RequesterConfig
@@ -126,14 +122,15 @@ type Requester[Req, Resp any] struct {
 	line    *replyReceiver
 
 	mu     sync.Mutex
-	active int           // calls under way
-	closed bool          // no call begins any more
+	active int           // calls in flight
+	closed bool          // no new call starts
 	idle   chan struct{} // closed when closed is set and active is 0
 }
 
-// NewRequester opens a requester for the requests that go to to, which is a queue or an
-// exchange. The errors are those of client.NewPublisher, and an *argument.Error if cfg or
-// the types can't be used. Without permission for a reply queue it is ErrUnauthorized.
+// NewRequester opens a requester. The address to, a queue or an exchange, is where requests go.
+//
+// The errors are those of client.NewPublisher, and an *argument.Error if cfg or the types are
+// invalid. Without permission for a reply queue it is client.ErrUnauthorized.
 func NewRequester[Req, Resp any](ctx context.Context, conn *client.Conn, to address.Address, cfg RequesterConfig) (*Requester[Req, Resp], error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -154,7 +151,7 @@ func NewRequester[Req, Resp any](ctx context.Context, conn *client.Conn, to addr
 		}
 	}
 	r := &Requester[Req, Resp]{to: target, cfg: cfg, calls: newCalls(), idle: make(chan struct{})}
-	// A request names the reply address of one session, so Call sends again by itself.
+	// A request contains the reply address of one session, so Call resends by itself.
 	r.publish, err = client.NewPublisher[Req](ctx, conn, to, client.PublisherConfig{Codec: cfg.Codec, NoResend: true})
 	if err != nil {
 		return nil, err
@@ -172,7 +169,7 @@ func NewRequester[Req, Resp any](ctx context.Context, conn *client.Conn, to addr
 	return r, nil
 }
 
-// named puts the address into an error of the package's own.
+// named adds the address to an error of this package.
 func (r *Requester[Req, Resp]) named(err error) error {
 	if e, ok := err.(*client.Error); ok && e.Target == "" && e.Op == "call" {
 		named := *e
@@ -182,31 +179,31 @@ func (r *Requester[Req, Resp]) named(err error) error {
 	return err
 }
 
-// Call sends req and waits for its reply. If ctx has no deadline, it waits for
-// RequesterConfig.Timeout. The request expires with the wait: the broker drops it, or
-// dead-letters it, if no responder has it by then.
+// Call sends req and waits for its reply until ctx is done, or for [RequesterConfig.Timeout] if
+// ctx has no deadline. The request expires at the same time: if no responder has it by then, the
+// broker drops it or dead-letters it.
 //
-// edit is called on the request before it is sent, and before each time that it is sent
-// again. What it sets is sent, but for the reply-to, the correlation-id and the expiry. A
-// message-id of its own is for responders of this package: others may answer to the
-// message-id.
+// Each edit is called on the request before it is sent, and before each time it is sent again. It
+// can set everything except the reply-to, the correlation-id, and the expiry. If you set a
+// message-id, the responder should use this package: others may send it back as the
+// correlation-id.
 //
 // The errors, by what is certain afterwards:
 //
 //	*Error               the handler has answered: it refuses the request
-//	*GivenUpError        the handler has failed, and the request is given up
-//	ErrUndecodable       the handler has answered, and the reply can't be read
+//	*GivenUpError        the handler has failed, and the request isn't retried any more
+//	ErrUndecodable       the handler has answered, and the reply can't be decoded
 //	*argument.Error      nothing was sent
-//	client.ErrNotSent    nothing was sent: ctx ended first, or the requester is closed
+//	client.ErrNotSent    nothing was sent: ctx was done first, or the requester is closed
 //	client.ErrNotFound, client.ErrUnroutable, client.ErrTooLarge, client.ErrUnauthorized
 //	                     no queue has the request
 //	client.ErrRefused    at least one queue has refused the request
-//	ErrNoReply           the request was sent, and ctx ended before the reply. Or its
+//	ErrNoReply           the request was sent, and ctx was done before the reply. Or its
 //	                     connection was lost, and NoResend is set. Or the requester was
-//	                     closed. Its handler may have run, or may yet run until it expires
+//	                     closed. Its handler may have run, or may still run until it expires
 //
-// client.SafeToRetry reports whether the handler certainly hasn't run. The replies to
-// requests that a connection's loss or a redelivery has doubled are alike: the first counts.
+// client.SafeToRetry reports whether it is certain that the handler hasn't run. If a lost
+// connection or a redelivery duplicates a request, the first of its replies counts.
 func (r *Requester[Req, Resp]) Call(ctx context.Context, req Req, edit ...func(*client.Message)) (Resp, error) {
 	var resp Resp
 	if err := r.enter(); err != nil {
@@ -236,7 +233,7 @@ func (r *Requester[Req, Resp]) Call(ctx context.Context, req Req, edit ...func(*
 	return resp, nil
 }
 
-// exchange sends a request, and again if need be, until it has a reply.
+// exchange sends a request, repeatedly if necessary, until it has a reply.
 func (r *Requester[Req, Resp]) exchange(ctx context.Context, req Req, edit []func(*client.Message)) (*client.Message, error) {
 	deadline, _ := ctx.Deadline()
 	c := &call{id: rand.Text(), events: make(chan event, 2)}
@@ -274,8 +271,8 @@ func (r *Requester[Req, Resp]) exchange(ctx context.Context, req Req, edit []fun
 	}
 }
 
-// attempt sends the request once and waits for its reply. again says that another attempt
-// can help. A result without a reply has an error.
+// attempt sends the request once and waits for its reply. again reports that another attempt can
+// help. A result without a reply has an error.
 func (r *Requester[Req, Resp]) attempt(ctx context.Context, deadline time.Time, c *call, req Req, edit []func(*client.Message)) (reply *client.Message, again bool, err error) {
 	on, link, err := r.line.await(ctx)
 	if err != nil {
@@ -319,7 +316,7 @@ func (r *Requester[Req, Resp]) attempt(ctx context.Context, deadline time.Time, 
 	}
 }
 
-// after is the result of an attempt that an event has ended.
+// after is the result of an attempt that was stopped by an event.
 func (r *Requester[Req, Resp]) after(e event, sent error) (*client.Message, bool, error) {
 	switch {
 	case e.reply != nil:
@@ -355,7 +352,7 @@ func properties(m *client.Message) *client.Properties {
 	return m.Properties
 }
 
-// enter begins a call, unless the requester is closed.
+// enter starts a call, unless the requester is closed.
 func (r *Requester[Req, Resp]) enter() error {
 	if r == nil {
 		return argument.New("requester", nil, "is nil", "use the result of NewRequester")
@@ -377,13 +374,13 @@ func (r *Requester[Req, Resp]) exit() {
 	}
 }
 
-// Stats returns the requester's numbers.
+// Stats returns the counts of the requester.
 func (r *Requester[Req, Resp]) Stats() Stats { return r.calls.snapshot() }
 
-// Close waits within ctx until the calls under way have their replies, and closes the
-// requester. If ctx ends first, their errors match ErrNoReply and client.ErrClosed, and
-// Close returns the ctx's error. Call returns client.ErrNotSent from then on. Closing the
-// Conn ends the calls at once.
+// Close waits until the calls in flight have their replies, or until ctx is done, and closes the
+// requester. In the latter case, the errors of those calls match ErrNoReply and client.ErrClosed,
+// and Close returns the ctx's error. Later calls return client.ErrNotSent. Closing the Conn stops
+// the calls at once.
 func (r *Requester[Req, Resp]) Close(ctx context.Context) error {
 	r.mu.Lock()
 	if !r.closed {
@@ -398,7 +395,7 @@ func (r *Requester[Req, Resp]) Close(ctx context.Context) error {
 	case <-r.idle:
 	case <-r.line.done: // the Conn is closed
 	case <-ctx.Done():
-		err = &client.Error{Op: "call", Target: r.to, Kind: client.ErrOutcomeUnknown, Text: "calls were cut off", Err: context.Cause(ctx)}
+		err = &client.Error{Op: "call", Target: r.to, Kind: client.ErrOutcomeUnknown, Text: "calls without a reply were canceled", Err: context.Cause(ctx)}
 	}
 	r.line.stop(ctx)
 	return errors.Join(err, r.publish.Close(ctx))

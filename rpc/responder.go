@@ -17,47 +17,47 @@ import (
 	"github.com/hopback/hopback/internal/outcome"
 )
 
-// ResponderConfig configures a Responder. The zero value is ready to use.
+// ResponderConfig configures a [Responder]. The zero value is ready to use.
 type ResponderConfig struct {
-	// Codec decodes requests and encodes replies. A Req that is a *client.Message is the
-	// request as it came, and a reply of that type is sent as it is. Default:
-	// client.JSONCodec.
+	// Codec decodes requests and encodes replies. A Req of type *client.Message is the request's
+	// message, and a reply of that type is sent unchanged. Default: client.JSONCodec.
 	Codec client.Codec
-	// ReplyTimeout is how long a reply may take until the broker has it. After that the
-	// request isn't accepted, and handled again. Default: 30 s.
+	// ReplyTimeout is how long the broker may take to accept a reply. After that the request
+	// isn't acknowledged, and is handled again. Default: 30 s.
 	ReplyTimeout time.Duration
-	// Allow, if not nil, reports whether a reply may go to an address. The sender of a
-	// request chooses the address, and the reply is sent with this connection's permissions:
-	// without Allow, anyone who may send a request could write to any queue. A reply to
-	// another address is dropped, counted as Unclaimed, and logged. So is a reply to the
-	// queue that the request came from, even if Allow allows it: it would be the next request.
-	// Default: IsReplyQueue.
+	// Allow reports whether a reply may go to an address. The sender of a request chooses the
+	// address, and the reply is sent with this connection's permissions. So without Allow, anyone
+	// who may send a request could write to any queue. A reply to another address is dropped,
+	// counted as Unclaimed, and logged. Default: [IsReplyQueue].
+	//
+	// A reply to the queue that the request came from is always dropped, because it would be the
+	// next request.
 	Allow func(to address.Address) bool
 }
 
-// lastWords is how long the error reply of a request that is given up may take. It is sent
-// even if the handler's ctx has ended.
+// lastWords limits the time for the error reply of a dead-lettered request. It is sent even if
+// the handler's ctx is done.
 const lastWords = 5 * time.Second
 
-// ResponderStats are the numbers of a Responder since it was made.
+// ResponderStats are the counts of a [Responder] since it was made.
 type ResponderStats struct {
-	// Replied counts the replies that the broker has accepted, Errors those of them that are
-	// an Error, and GivenUp those that are a GivenUpError. The broker accepts every direct
-	// reply, whether its requester is there or not.
+	// Replied counts the replies that the broker has accepted, Errors those of them that are an
+	// Error, and GivenUp those that are a GivenUpError. The broker accepts every direct reply,
+	// even if its requester is gone.
 	Replied, Errors, GivenUp uint64
-	// Unclaimed counts replies that could go nowhere: the reply queue is gone, full or
-	// refused, or the reply-to isn't an address or isn't allowed. Their requests are accepted all the same.
+	// Unclaimed counts replies that couldn't be delivered: the reply queue is gone, full, or
+	// refused, or the reply-to isn't a valid or allowed address. Their requests are acknowledged
+	// anyway.
 	Unclaimed uint64
 	// Unwanted counts requests without a reply-to. They were handled.
 	Unwanted uint64
-	// Expired counts requests that weren't handled, since they had expired while they waited
+	// Expired counts requests that weren't handled, because they had expired while they waited
 	// for a retry.
 	Expired uint64
 }
 
-// Responder sends the replies of handlers made by Respond. It is safe for concurrent use, by
-// any number of handlers, and survives the loss of its connection. It takes one session of
-// the Conn.
+// Responder sends the replies of handlers made by [Respond]. It is safe for concurrent use by any
+// number of handlers, and survives the loss of its connection. It uses one session of the Conn.
 type Responder struct {
 	codec    client.Codec
 	timeout  time.Duration
@@ -70,7 +70,7 @@ type Responder struct {
 }
 
 // NewResponder opens a responder. The errors are those of client.NewPublisher, and an
-// *argument.Error if cfg can't be used.
+// *argument.Error if cfg is invalid.
 func NewResponder(ctx context.Context, conn *client.Conn, cfg ResponderConfig) (*Responder, error) {
 	if conn == nil {
 		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of client.Connect")
@@ -95,24 +95,24 @@ func NewResponder(ctx context.Context, conn *client.Conn, cfg ResponderConfig) (
 	return r, nil
 }
 
-// replyQueues begin the names of queues that are made for replies.
+// replyQueues start the names of queues that are made for replies.
 var replyQueues = []string{
 	queuePrefix,
 	"amq.",        // RabbitMQ's own names: direct reply-to, and queues that it has named
 	"client.gen-", // the official AMQP 1.0 clients'
 }
 
-// IsReplyQueue reports whether an address is that of a queue that was made for replies: of
-// direct reply-to, of a Requester, of the official AMQP 1.0 clients, or a queue that the
-// broker has named, as AMQP 0-9-1 clients have them. Callers whose reply queues have other
-// names need ResponderConfig.Allow:
+// IsReplyQueue reports whether an address is that of a queue for replies: RabbitMQ's direct
+// reply-to, the queue of a [Requester] or of an official AMQP 1.0 client, or a queue that the
+// broker has named, as AMQP 0-9-1 clients use. If your callers' reply queues have other names,
+// set [ResponderConfig.Allow]:
 //
 //	Allow: func(to address.Address) bool { return rpc.IsReplyQueue(to) || to == address.Queue("answers") },
 func IsReplyQueue(to address.Address) bool {
 	return to.IsQueue() && slices.ContainsFunc(replyQueues, func(prefix string) bool { return strings.HasPrefix(to.QueueName(), prefix) })
 }
 
-// Stats returns the responder's numbers.
+// Stats returns the counts of the responder.
 func (r *Responder) Stats() ResponderStats {
 	return ResponderStats{
 		Replied: r.replied.Load(), Errors: r.errors.Load(), GivenUp: r.givenUp.Load(),
@@ -120,33 +120,34 @@ func (r *Responder) Stats() ResponderStats {
 	}
 }
 
-// Close waits within ctx until the replies under way are answered, and closes the responder:
-// see client.Publisher.Close. Consumers with its handlers should have ended before.
+// Close waits until the replies in flight are confirmed, or until ctx is done, and closes the
+// responder: see client.Publisher.Close. Stop the consumers with its handlers first.
 func (r *Responder) Close(ctx context.Context) error { return r.publish.Close(ctx) }
 
-// Respond returns a Handler that decodes a request, calls handle, and sends the result to the
-// request's reply-to. The request is accepted after the broker has accepted the reply. So a
-// request may be handled twice, and never not at all.
+// Respond returns a handler that decodes a request, calls handle, and sends the result to the
+// request's reply-to. It acknowledges the request after the broker has accepted the reply. So a
+// request is handled at least once.
 //
 // The result of handle decides:
 //
 //	a value, nil           the reply
-//	an *Error              an error reply; the request is accepted
-//	a client.Outcome       carried out unchanged. A dead letter is told to the caller before
-//	any other error        left to the middleware around: retry.With retries it, and if it
-//	                       gives the request up, the caller is told before
+//	an *Error              an error reply; the request is acknowledged
+//	a client.Outcome       carried out unchanged; if it dead-letters the request, the caller
+//	                       gets a GivenUpError first
+//	any other error        left to the middleware around: retry.With retries the request, and
+//	                       if it dead-letters it, the caller gets a GivenUpError first
 //
-// A body that can't be decoded is a dead letter with client.ReasonUndecodable. The caller
-// learns of deaths that middleware reports with Delivery.Report, as retry.With does. It
-// doesn't learn of others: without retry.With, a panic, or a request that goes back to its
-// queue until the delivery limit. Its call then ends with its ctx.
+// Edge cases:
 //
-// A request without a reply-to is handled, and its reply dropped. A reply that can't be
-// encoded, or is too large, would fail again: its request is a dead letter with
-// ReasonUnsendable, and the caller gets an error.
-//
-// A request that expired while it waited for a retry isn't handled, by the clock of this
-// host. Its caller is told, and it is accepted.
+//   - A request that can't be decoded is dead-lettered with client.ReasonUndecodable.
+//   - A request whose reply can't be encoded, or is too large, is dead-lettered with
+//     [ReasonUnsendable], and the caller gets an error: a retry would fail again.
+//   - The caller learns only of dead letters that middleware reports with Delivery.Report, as
+//     retry.With does. Without retry.With, it doesn't learn of a panic, or of a request that is
+//     requeued until its delivery limit. Its call then lasts until its ctx is done.
+//   - A request without a reply-to is handled, and its reply dropped.
+//   - A request that expired while it waited for a retry isn't handled, by the clock of this
+//     host. Its caller gets a GivenUpError, and it is acknowledged.
 func Respond[Req, Resp any](r *Responder, handle func(ctx context.Context, req Req) (Resp, error)) client.Handler {
 	h := &responding{responder: r}
 	switch {
@@ -154,7 +155,7 @@ func Respond[Req, Resp any](r *Responder, handle func(ctx context.Context, req R
 		h.invalid = argument.New("responder", nil, "is nil", "use the result of NewResponder")
 		return h
 	case handle == nil:
-		h.invalid = argument.New("handle", nil, "is nil", "give the handler a function")
+		h.invalid = argument.New("handle", nil, "is nil", "pass a function")
 		return h
 	}
 	if c, ok := r.codec.(client.TypeChecker); ok {
@@ -185,7 +186,7 @@ func Respond[Req, Resp any](r *Responder, handle func(ctx context.Context, req R
 	return h
 }
 
-// asError finds an Error that handle has returned. An Outcome around it counts more.
+// asError finds an Error that handle has returned. An Outcome around it takes precedence.
 func asError(err error) (e *Error, ok bool) {
 	if _, decided := outcome.Find[client.Outcome](err); decided {
 		return nil, false
@@ -225,7 +226,7 @@ func (h *responding) Handle(ctx context.Context, d *client.Delivery) error {
 			r.giveUp(ctx, d, reason, err)
 		}
 	}
-	// What becomes of an error is decided outside, after Handle has returned.
+	// Middleware decides what happens after an error, after Handle has returned.
 	d.OnReport(func(x instrument.Decision) {
 		switch x.Kind {
 		case instrument.DecisionDeadLetter:
@@ -250,9 +251,9 @@ func (h *responding) Handle(ctx context.Context, d *client.Delivery) error {
 	return err
 }
 
-// expired returns for how long a request has expired, by this host's clock. The broker sees to
-// the expiry of a request that has its ttl. A retry by a copy has none, since it would end in
-// a delay queue.
+// expired returns for how long a request has been expired, by this host's clock. The broker
+// handles the expiry of a request with its ttl. A copy for a retry has no ttl, since it would
+// expire in a delay queue.
 func expired(m *client.Message, now time.Time) time.Duration {
 	if m.Header != nil && m.Header.TTL > 0 || m.Properties == nil || m.Properties.AbsoluteExpiryTime == nil {
 		return 0
@@ -268,7 +269,7 @@ func errorReply(property, value, text string) *client.Message {
 	return m
 }
 
-// giveUp tells the caller that its request is given up, as far as that can be told.
+// giveUp notifies the caller that its request isn't retried any more, if that is possible.
 func (r *Responder) giveUp(ctx context.Context, d *client.Delivery, reason client.Reason, why error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(lastWords, r.timeout))
 	defer cancel()
@@ -279,8 +280,8 @@ func (r *Responder) giveUp(ctx context.Context, d *client.Delivery, reason clien
 	_ = r.reply(ctx, d, errorReply(propertyGivenUp, word(string(reason), "rejected"), text), &r.givenUp)
 }
 
-// reply sends v to d's reply-to, if it has one. An error means that the broker may not have
-// the reply, and that it can come to have it. kind, if not nil, counts it.
+// reply sends v to d's reply-to, if it has one. An error means that the broker may not have the
+// reply, and that another attempt can help. kind, if not nil, counts it.
 func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *atomic.Uint64) error {
 	p := d.Message().Properties
 	if p == nil || p.ReplyTo == nil || *p.ReplyTo == "" {
@@ -304,7 +305,7 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 		id = p.MessageID
 	}
 	err = r.publish.Publish(ctx, v, func(m *client.Message) {
-		// A reply needn't outlive a restart: its caller waits for seconds.
+		// A reply doesn't have to survive a restart: its caller waits for seconds.
 		m.Header = &client.Header{Priority: 4}
 		properties(m).CorrelationID = id
 		client.PublishTo(to)(m)
@@ -325,7 +326,7 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 	return err
 }
 
-// logForbidden logs a reply that may not be sent, at most once a minute.
+// logForbidden logs a reply that isn't allowed, at most once a minute.
 func (r *Responder) logForbidden(d *client.Delivery, to address.Address) {
 	now := time.Now().UnixNano()
 	last := r.notified.Load()
@@ -333,15 +334,15 @@ func (r *Responder) logForbidden(d *client.Delivery, to address.Address) {
 	if log == nil || now-last < int64(time.Minute) || !r.notified.CompareAndSwap(last, now) {
 		return
 	}
-	why := "ResponderConfig.Allow doesn't allow the address"
+	why := "ResponderConfig.Allow refused the address"
 	if to == address.Queue(d.Queue()) {
 		why = "the reply would be the next request in this queue"
 	}
 	log.Warn("hopback: a reply was dropped: "+why, "queue", d.Queue(), "to", to.String())
 }
 
-// replyAddress reads a reply-to. RabbitMQ 4.0 hands on that of an AMQP 0-9-1 client as it is: a
-// queue's name.
+// replyAddress parses a reply-to. RabbitMQ 4.0 passes on that of an AMQP 0-9-1 client unchanged:
+// a queue's name.
 func replyAddress(s string) (address.Address, error) {
 	if !strings.HasPrefix(s, "/") {
 		to := address.Queue(s)

@@ -106,7 +106,7 @@ func TestCallEndsAfterItsTimeout(t *testing.T) {
 	}
 }
 
-// Closing, with calls under way: within ctx they may end, and then they are told.
+// Close with calls in flight: within ctx they may finish, and then they get an error.
 func TestCloseEndsCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, conn := world(t, "")
@@ -146,7 +146,7 @@ func TestCloseEndsCalls(t *testing.T) {
 	})
 }
 
-// More calls than may be under way wait for their turn.
+// More calls than may be in flight wait for their turn.
 func TestCallsWaitForTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, conn := world(t, "")

@@ -63,7 +63,7 @@ func cancelAtEachMoment(t *testing.T, store schedule.Store) {
 	handled := map[string]int{}
 	dropped := map[string]int{}
 	entered, leave := make(chan struct{}), make(chan struct{})
-	with := schedule.With(schedule.Config{Store: store, OnCancelled: func(d *client.Delivery) {
+	with := schedule.With(schedule.Config{Store: store, OnCanceled: func(d *client.Delivery) {
 		mu.Lock()
 		defer mu.Unlock()
 		dropped[d.Message().Properties.MessageID.(string)]++
@@ -139,9 +139,9 @@ func TestAMarkIsForgottenInTheEnd(t *testing.T) {
 				}
 				time.Sleep(day + schedule.Keep - time.Second)
 				for _, is := range []bool{true, false} {
-					cancelled, err := store.Cancelled(t.Context(), "1999")
+					canceled, err := store.Canceled(t.Context(), "1999")
 					require.NoError(t, err)
-					assert.Equal(t, is, cancelled)
+					assert.Equal(t, is, canceled)
 					time.Sleep(2 * time.Second)
 				}
 			})
@@ -157,11 +157,11 @@ type failing struct {
 
 var errDown = errors.New("the store is down")
 
-func (f *failing) Cancelled(ctx context.Context, id string) (bool, error) {
+func (f *failing) Canceled(ctx context.Context, id string) (bool, error) {
 	if f.n--; f.n >= 0 {
 		return false, errDown
 	}
-	return f.Store.Cancelled(ctx, id)
+	return f.Store.Canceled(ctx, id)
 }
 
 func (f *failing) Cancel(context.Context, string, time.Time) error { return errDown }

@@ -10,30 +10,35 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/oldbroker"
 )
 
-// ReasonUndeliverable is why a message is in Names.UndeliverableQueue. Its
-// client.AnnotationError has the broker's words.
+// ReasonUndeliverable is the reason of messages in [Names.UndeliverableQueue]. Their
+// client.AnnotationError is the error of the broker.
 const ReasonUndeliverable client.Reason = "undeliverable"
 
-// DispatchConfig configures Dispatch. The zero value is ready to use.
+// DispatchConfig configures [Dispatch]. The zero value is ready to use.
 type DispatchConfig struct {
-	// Names are those of the ladder. Default: the ladder that all services share.
+	// Names are the names of the ladder. Default: the ladder that all services share.
 	Names Names
+	// Claimable makes Dispatch serve [Names.ClaimableQueue] instead of [Names.DispatchQueue]: it parks
+	// each message under its message-id until it is due, and publishes it then. It needs RabbitMQ
+	// 4.4. To serve both queues, call Dispatch twice. Default: false.
+	Claimable bool
 	// Concurrency is how many messages are published at once, up to 10,000. Default: 256.
 	Concurrency int
-	// Store, if not nil, says which messages were cancelled. They aren't published. So
-	// messages for consumers that aren't hopback's can be cancelled until they are due.
+	// Store knows which messages were canceled. Dispatch drops those. Use it to cancel messages
+	// for consumers that don't use [With]. Default: nil, no message is dropped.
 	Store Store
-	// Allow, if not nil, reports whether a message may go to an address. The message names
-	// the address, and Dispatch publishes with this connection's permissions. So without
-	// Allow, anyone who may write to the ladder's exchanges, as every scheduling service may,
-	// can write to everything that this connection's user may write to. A message for
-	// another address is dead-lettered to Names.UndeliverableQueue. An address of the ladder
-	// itself is never allowed: the message would come back without end.
+	// Allow reports whether Dispatch may publish to an address. Messages contain their target,
+	// and Dispatch publishes with the permissions of its connection. So without Allow, anyone who
+	// may write to the ladder's exchanges, as every scheduling service may, can write to
+	// everything that this connection's user may write to. Messages for other addresses are
+	// dead-lettered to [Names.UndeliverableQueue]. Default: nil, all addresses are allowed.
 	//
-	// Default: all other addresses. Messages for queues that the ladder is bound to don't
-	// pass Dispatch, and aren't asked about.
+	//   - An address of the ladder itself is never allowed: the message would return endlessly.
+	//   - Allow isn't called for messages to queues that are bound to the ladder, because those
+	//     don't pass Dispatch.
 	Allow func(to address.Address) bool
 }
 
@@ -42,23 +47,23 @@ const (
 	maxConcurrency     = 10_000
 )
 
-// Dispatch publishes messages that are due to their targets, until ctx ends. Then it
-// returns nil, after those under way. Any number of processes may run it side by side.
+// Dispatch publishes due messages to their targets, for messages that the ladder can't route by
+// itself: see the package documentation. Run it in one or more processes. It stops when ctx is
+// canceled: then it finishes the messages in flight and returns nil. The errors are those of
+// client.Conn.Consume and client.NewPublisher.
 //
-// It is for messages that the broker can't bring to their target by itself; see the
-// package's comment. A message is accepted when the broker has taken it at its target.
-// Hence one may be published twice, with the same message-id, and none is lost:
+// Dispatch acknowledges a message once the broker has accepted it at its target. So no message is
+// lost, and one may be published twice, with the same message-id.
 //
-//   - If no queue is bound for its key, or the exchange or queue is gone, or the user
-//     may not write to it, or Allow doesn't allow the address, or the message can't be
-//     sent, it is dead-lettered to Names.UndeliverableQueue, with ReasonUndeliverable.
-//   - If a queue refuses it, because it is full, it is tried again until it is taken.
-//     Messages for other targets go on.
-//   - If a queue doesn't answer, it is published again, until it is confirmed. Messages for
-//     other targets wait for a place for up to 10 s.
-//   - If the Store fails, it comes back, and the Store is asked again.
-//
-// The errors are those of client.Conn.Consume and client.NewPublisher.
+//   - A message that can't be delivered is dead-lettered to [Names.UndeliverableQueue], with
+//     [ReasonUndeliverable]. This happens if no queue is bound for its key, if the exchange or
+//     queue is gone, if the user may not write to it, if Allow doesn't allow the address, or if
+//     the message can't be sent.
+//   - If a queue refuses a message because it is full, Dispatch retries until the queue accepts
+//     it. Messages for other targets keep flowing.
+//   - If a queue doesn't answer, Dispatch publishes the message again until it is confirmed.
+//     Messages for other targets wait for a free slot for up to 10 s.
+//   - If the Store returns an error, the message is requeued, and Dispatch asks the Store again.
 func Dispatch(ctx context.Context, conn *client.Conn, cfg DispatchConfig) error {
 	if err := cfg.Names.check(argument.Root("DispatchConfig").Field("Names")); err != nil {
 		return err
@@ -82,7 +87,13 @@ func Dispatch(ctx context.Context, conn *client.Conn, cfg DispatchConfig) error 
 		_ = p.Close(closing)
 	}()
 	d := &dispatcher{p: p, store: cfg.Store, names: cfg.Names, allow: cfg.Allow}
-	return conn.Consume(ctx, cfg.Names.DispatchQueue(), d, client.ConsumerConfig{Concurrency: cfg.Concurrency})
+	if !cfg.Claimable {
+		return conn.Consume(ctx, cfg.Names.DispatchQueue(), d, client.ConsumerConfig{Concurrency: cfg.Concurrency})
+	}
+	if b := conn.Broker(); oldbroker.Of(b.AtLeast).LacksTokens && b.Version != "" {
+		return noTokens("DispatchConfig.Claimable", b)
+	}
+	return conn.Consume(ctx, cfg.Names.ClaimableQueue(), parker{d, conn}, client.ConsumerConfig{Concurrency: cfg.Concurrency})
 }
 
 const (
@@ -90,7 +101,7 @@ const (
 	// answerPatience is how long a message may wait for its target's answer here, where it
 	// occupies one of DispatchConfig.Concurrency.
 	answerPatience = 10 * time.Second
-	// storePause is what a message waits for that a failing Store gives back.
+	// storePause is how long a message waits after a failing Store requeued it.
 	storePause = time.Second
 )
 
@@ -103,7 +114,7 @@ type dispatcher struct {
 
 var (
 	errOwn       = errors.New("the address is part of the ladder itself")
-	errForbidden = errors.New("DispatchConfig.Allow doesn't allow the address")
+	errForbidden = errors.New("DispatchConfig.Allow refused the address")
 )
 
 // permitted returns why a message may not go to an address, or nil.
@@ -127,7 +138,7 @@ func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
 		return client.DeadLetter{Reason: ReasonUndeliverable, Err: err}
 	}
 	if d.store != nil {
-		gone, err := cancelled(ctx, d.store, del)
+		gone, err := canceled(ctx, d.store, del)
 		switch {
 		case err != nil:
 			link.Pause(ctx, storePause)
@@ -146,8 +157,8 @@ func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
 	case errors.As(err, &bad), errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrUnauthorized), errors.Is(err, client.ErrTooLarge):
 		return client.DeadLetter{Reason: ReasonUndeliverable, Err: fmt.Errorf("schedule: delivering to %v: %w", to, err)}
 	case errors.Is(err, client.ErrRefused), publishing.Err() != nil && ctx.Err() == nil:
-		// The consumer tries that again, apart from what goes to other addresses. A queue
-		// that hasn't answered may have the message already: then it has it twice.
+		// The consumer retries that, separately from messages to other addresses. A queue that
+		// hasn't answered may have the message already: then it has it twice.
 		return client.Forward{To: to, Message: m, Err: err}
 	}
 	return client.Requeue{Err: err}

@@ -1,5 +1,6 @@
-// Package schedule publishes messages that are delivered later, up to a year ahead, on
-// every RabbitMQ 4.
+// Package schedule publishes messages that are delivered later, up to a year ahead. It works on
+// every RabbitMQ 4, without plugins. Use it for reminders, timeouts, and other messages with a
+// due time; for retries, use package retry.
 //
 //	topology, err := schedule.Topology(schedule.Names{}, "reminders")
 //	_, err = declare.Apply(ctx, conn.Management(), topology)
@@ -10,44 +11,50 @@
 //
 // # How it works
 //
-// A message waits in a ladder of quorum queues. The queue of level n holds a message for
-// 2ⁿ tenths of a second, and then dead-letters it, at least once, to the next level whose
-// bit is set in the message's delay, the highest first. All services of a virtual host
-// share one ladder of 29 levels. So a message that is due in a year waits in few queues,
-// and one that is due in a second isn't behind it.
+// A message waits in a ladder of 29 quorum queues, which all services of a virtual host share.
+// The queue of level n delays a message for 2ⁿ tenths of a second. Then the broker dead-letters
+// the message, at least once, to the next lower level that its delay needs. So a message passes
+// few queues, and one that is due in a second doesn't wait behind one that is due in a year.
 //
-// From the ladder a message comes to its target in one of two ways:
+// From the ladder, a message reaches its target in one of two ways:
 //
-//   - A queue that was given to [Topology] is bound to the ladder. It gets its messages
-//     from the broker, and no other process is needed.
-//   - All others come to a queue that [Dispatch] consumes, in any process, or in several:
-//     those for an exchange, for a queue that isn't bound, and those with a ttl or a
-//     priority of their own. It publishes them to their target, which is in the message,
-//     and accepts them when the broker has taken them there.
+//   - A queue that you passed to [Topology] is bound to the ladder, and gets its messages from
+//     the broker. No other process is needed.
+//   - All other messages go to a queue that [Dispatch] consumes, in one or more of your
+//     processes. These are messages to an exchange, to a queue that isn't bound, and messages
+//     with a ttl or a priority. Dispatch publishes each one to its target, and acknowledges it
+//     once the broker has accepted it there.
 //
-// A message whose target is gone, or routes it nowhere, ends in the queue
-// "schedule_undeliverable", with the reason. Without a Dispatch it waits in
-// "schedule_dispatch". It is never dropped.
+// No message is dropped. If the target of a message is gone, or routes it to no queue, the
+// message ends up in the queue "schedule_undeliverable", with the reason. If no Dispatch is
+// running, messages for it wait in "schedule_dispatch".
 //
-// # When it comes
+// # Precision
 //
-// Never early by the broker's clock, which [At] is compared with. Late by the rounding, 100 ms
-// within the next 100 s and 800 ms beyond, and by some milliseconds for each level that
-// it passes. After a restart of the broker RabbitMQ can take 180 s more; docs/schedule.md
-// says why, and which setting makes it less.
+// A message is never early by the broker's clock. It can be late: by rounding, up to 100 ms for
+// delays up to 100 s and 800 ms beyond, plus some milliseconds for each level. After a restart of
+// the broker, RabbitMQ can take 180 s more; docs/schedule.md explains why, and which setting
+// shortens it.
 //
-// # What is certain
+// # Guarantees
 //
-// A message is delivered at least once. A restart of the broker between two levels can
-// make two of one, with the same message-id; package middleware/dedupe recognises them.
+// A message is delivered at least once. A restart of the broker between two levels can duplicate
+// a message. Both copies have the same message-id, so package middleware/dedupe recognizes them.
+//
 // [Cancel] and the middleware [With] keep a message from its handler.
 //
-// A service that has PostgreSQL can schedule in its transaction instead, and cancel by
-// deleting a row: see PublishAt in module outbox.
+// # Alternatives
 //
-// # RabbitMQ's own delivery times
+// A service with PostgreSQL can schedule a message in its transaction, and cancel it there: see
+// PublishAt in package postgres/outbox.
 //
-// RabbitMQ 4.3 has an annotation x-opt-delivery-time, by which a consumer can give a
-// message back for later. Up to 4.3.6 it has no effect on a message that is published, so
-// this package doesn't use it.
+// # RabbitMQ 4.4
+//
+// Quorum queues of RabbitMQ 4.4 hold a published message until the time in its annotation
+// x-opt-delivery-time. The publisher uses that for messages to such a queue, and needs no ladder
+// for them: they arrive within milliseconds of their time. See [PublisherConfig].Ladder, and
+// docs/schedule.md for what still takes the ladder. Up to RabbitMQ 4.3 the annotation has no effect
+// on a published message.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package schedule

@@ -68,15 +68,14 @@ func ExampleCancel() {
 		fmt.Println("please pay", r.Invoice)
 		return nil
 	})
-	with := schedule.With(schedule.Config{Store: store, OnCancelled: func(d *client.Delivery) { fmt.Println("dropped") }})
+	with := schedule.With(schedule.Config{Store: store, OnCanceled: func(d *client.Delivery) { fmt.Println("dropped") }})
 	consume(ctx, conn, "reminders", 1, with(handler))
 	// Output:
 	// true
 	// dropped
 }
 
-// A message for an exchange comes by way of Dispatch, and so does one with a ttl or a
-// priority.
+// Dispatch delivers messages to exchanges, and messages with a ttl or a priority.
 func ExampleDispatch() {
 	ctx, conn, end := inMemory("mails")
 	defer end()

@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// unit is how long level 0 holds a message.
+	// unit is how long level 0 delays a message.
 	unit = 100 * time.Millisecond
-	// levels hold 2^29 - 1 units together, 621 days. The highest holds a message for 310
-	// days, which RabbitMQ can do though it is over 2³² ms
+	// levels together delay a message for 2^29 - 1 units, 621 days. The highest delays it for 310
+	// days, which RabbitMQ supports though it is over 2³² ms
 	// (TestAQueueHoldsMessagesForMostOfAYear).
 	levels = 29
-	// fine is how many bits a delay has that isn't rounded to coarse units.
+	// fine is the number of bits of a delay that isn't rounded to coarse units.
 	fine   = 10
 	coarse = 8
 
@@ -27,8 +27,8 @@ const (
 // maxKey is AMQP 0-9-1's limit for a routing key.
 const maxKey = 255
 
-// steps is d in units, rounded up: to whole ones, or to eight of them where that is
-// little beside the delay, since each bit is a queue to pass.
+// steps is d in units, rounded up: to whole ones, or to eight of them if that is little compared
+// with the delay, since each bit is a queue to pass.
 func steps(d time.Duration) uint64 {
 	if d <= 0 {
 		return 0
@@ -40,9 +40,9 @@ func steps(d time.Duration) uint64 {
 	return n
 }
 
-// entry is where a message for d enters the ladder: at the exchange of its highest bit. Its
-// key has a word for each level, highest first. Behind them is the queue that it is for,
-// or the word that no queue is bound by if that is empty.
+// entry is where a message for d enters the ladder: at the exchange of its highest bit. Its key
+// has a word for each level, highest first. After those comes the queue that it is for, or, if
+// that is empty, a word that no queue is bound by.
 func (n Names) entry(d time.Duration, queue string) address.Address {
 	left := steps(d)
 	return address.Exchange(n.ladder().Exchange(left), key(left, queue))

@@ -9,13 +9,13 @@ import (
 	"github.com/hopback/hopback/internal/brokername"
 )
 
-// Names are the names of the ladder's exchanges and queues. Publishers, dispatchers and
-// the topology must have the same. The zero value is the ladder that all services of a
-// virtual host share.
+// Names are the names of the ladder's exchanges and queues. Publishers, Dispatch, and the
+// topology must use the same ones. The zero value is the ladder that all services of a virtual
+// host share.
 type Names struct {
-	// Prefix begins all names, for a ladder apart from others. It has at most 200 bytes.
-	// Default: "", so that the names are "schedule_0" to "schedule_28", "schedule_due",
-	// "schedule_dispatch" and "schedule_undeliverable".
+	// Prefix starts all names. Use it for a ladder separate from others. At most 200 bytes.
+	// Default: "", so the names are "schedule_0" to "schedule_28", "schedule_due",
+	// "schedule_dispatch", and "schedule_undeliverable".
 	Prefix string
 }
 
@@ -30,15 +30,19 @@ func (n Names) check(at argument.Path) error {
 	return brokername.Check(at, n.due())
 }
 
-// DispatchQueue returns the name of the queue that Dispatch consumes.
+// DispatchQueue returns the name of the queue that [Dispatch] consumes.
 func (n Names) DispatchQueue() string { return n.Prefix + "schedule_dispatch" }
 
-// UndeliverableQueue returns the name of the queue for messages whose target is gone. The
-// annotations client.AnnotationReason and client.AnnotationError say why, and annotation.To
-// says what the target was.
+// UndeliverableQueue returns the name of the queue for messages that can't be delivered. Their
+// annotations client.AnnotationReason and client.AnnotationError contain the reason, and
+// "x-opt-hopback-schedule-to" contains the target.
 func (n Names) UndeliverableQueue() string { return n.Prefix + "schedule_undeliverable" }
 
-// owns reports whether an address leads into the ladder.
+// ClaimableQueue returns the name of the queue in which messages of
+// [PublisherConfig].Claimable wait. Pass it to client.NewClaimer to cancel, run, or reschedule them.
+func (n Names) ClaimableQueue() string { return n.Prefix + "schedule_claimable" }
+
+// owns reports whether an address is part of the ladder.
 func (n Names) owns(to address.Address) bool {
 	name := to.ExchangeName()
 	if to.IsQueue() {
@@ -49,7 +53,7 @@ func (n Names) owns(to address.Address) bool {
 		return false
 	}
 	switch rest {
-	case "due", "dispatch", "undeliverable":
+	case "due", "dispatch", "undeliverable", "claimable":
 		return true
 	}
 	level, err := strconv.Atoi(rest)

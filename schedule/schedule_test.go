@@ -153,7 +153,7 @@ func TestWhatCanNotBeScheduledIsRefusedBeforeItIsSent(t *testing.T) {
 		require.NoError(t, err)
 		_, err = other.Publish(t.Context(), soon, 1)
 		require.ErrorIs(t, err, client.ErrNotFound)
-		assert.ErrorContains(t, err, "declare schedule.Topology")
+		assert.ErrorContains(t, err, "apply schedule.Topology")
 		require.NoError(t, other.Close(t.Context()))
 		_, err = other.Publish(t.Context(), soon, 1)
 		require.ErrorIs(t, err, client.ErrClosed)
@@ -241,7 +241,7 @@ func TestAMessageForNextYear(t *testing.T) {
 	}
 }
 
-// A queue that is full takes its messages when it has room, and holds up no other.
+// A queue that is full takes its messages when it has room, and blocks no other.
 func TestDispatchWaitsForAFullQueueAndForNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -277,7 +277,7 @@ func TestDispatchWaitsForAFullQueueAndForNoOther(t *testing.T) {
 	})
 }
 
-// A queue that doesn't answer holds up no other, even if all of Dispatch's places wait for it.
+// A queue that doesn't answer blocks no other, even if all of Dispatch's places wait for it.
 func TestDispatchWaitsForASilentQueueAndForNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -336,7 +336,7 @@ func TestDispatchKeepsWhatItCanNotDeliver(t *testing.T) {
 }
 
 // The caller's message is the caller's, and a message that was scheduled can be again.
-func TestAMessageIsScheduledAgainAndTheCallersStaysAsItIs(t *testing.T) {
+func TestAMessageIsScheduledAgainAndTheCallersIsUnchanged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "4.3.6", "orders")
@@ -425,7 +425,7 @@ func TestMessagesOutliveTheBroker(t *testing.T) {
 
 // A bound queue that is full holds its messages in the ladder, and with 32 of them all that
 // leave the same level. That is why a queue with a max-length shouldn't be bound.
-func TestABoundQueueThatIsFullHoldsUpItsLevel(t *testing.T) {
+func TestABoundQueueThatIsFullBlocksItsLevel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, "4.3.6", "orders")

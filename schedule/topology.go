@@ -6,26 +6,24 @@ import (
 	"github.com/hopback/hopback/internal/brokername"
 )
 
-// Topology returns the ladder, and the bindings by which each of queues gets its messages
-// from the broker. Declare it with declare.Apply. Several services may do so, each with
-// its own queues: the ladder is the same.
+// Topology returns the ladder, and the bindings through which each of queues gets its messages
+// from the broker. Declare it with declare.Apply. Several services can do so, each with its own
+// queues: the ladder is the same. The error is an *argument.Error if a name is invalid.
 //
-//	schedule_<n>            topic, queue   of level n; holds a message for 2ⁿ × 100 ms, and
+//	schedule_<n>            topic, queue   of level n; delays a message for 2ⁿ × 100 ms, and
 //	                                       dead-letters to the level below
 //	schedule_due            topic          where messages leave the ladder
 //	schedule_dispatch       fanout, queue  for what no queue is bound for; see Dispatch
 //	schedule_undeliverable  fanout, queue  for messages whose target is gone
 //
-// All queues dead-letter at least once, with overflow reject-publish, and every exchange
-// has an alternate exchange. So no message is lost or held up when a queue or a binding is
-// gone.
+// The queues themselves must exist, or you declare them together with this topology. All queues
+// of the ladder dead-letter at least once, with overflow reject-publish, and every exchange has
+// an alternate exchange. So if a queue or a binding is gone, no message is lost and no other
+// message is blocked.
 //
-// The queues themselves must exist, or be declared with it. A bound queue should have no
-// max-length: RabbitMQ holds at most 32 messages of each level that their queue refuses,
-// and then the level stands still for all services. Leave such a queue out; then it gets
-// its messages from Dispatch, which waits for it without holding up others.
-//
-// Bad input is an *argument.Error.
+// Don't bind a queue with a maximum length. For each level, RabbitMQ keeps at most 32 messages
+// that their queue refuses; then that level is blocked for all services. If you leave such a
+// queue out, it gets its messages from [Dispatch], which waits for it without blocking others.
 func Topology(n Names, queues ...string) (declare.Topology, error) {
 	if err := n.check(argument.Root("Names")); err != nil {
 		return declare.Topology{}, err
@@ -38,10 +36,10 @@ func Topology(n Names, queues ...string) (declare.Topology, error) {
 			{Name: n.due(), Type: declare.ExchangeTopic, AlternateExchange: n.DispatchQueue()},
 		},
 		Queues: []declare.Queue{
-			// The end of the line: whoever rejects a message there means it.
+			// This is the last stop: a message that is rejected here is dropped on purpose.
 			declare.QuorumQueue{Name: lost, DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
 			declare.QuorumQueue{
-				// What comes back here was never a message's own fault.
+				// A redelivery here is never the message's fault.
 				Name: n.DispatchQueue(), DeliveryLimit: declare.Unlimited,
 				DeadLetter: declare.DeadLetterTarget{Exchange: lost},
 			},
@@ -58,9 +56,31 @@ func Topology(n Names, queues ...string) (declare.Topology, error) {
 			return declare.Topology{}, err
 		}
 		if !bindable(queue) {
-			return declare.Topology{}, argument.At(at, argument.CodeReserved, queue, "can't be bound to the ladder: it is over 194 bytes, or has a word that is a wildcard in a binding", "leave it out; it gets its messages from schedule.Dispatch")
+			return declare.Topology{}, argument.At(at, argument.CodeReserved, queue, "can't be bound to the ladder: it is over 194 bytes, or has a word that is a wildcard in a binding", "leave it out; schedule.Dispatch delivers its messages")
 		}
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.due(), Queue: queue, Key: n.ladder().Leaves(toWord + queue)})
+	}
+	return t, t.Validate()
+}
+
+// ClaimableTopology returns the queue that messages of [PublisherConfig].Claimable wait in, and the
+// one for messages that can't be delivered. It needs RabbitMQ 4.4. The error is an *argument.Error
+// if a name is invalid.
+//
+//	schedule_claimable      queue          holds waiting messages; see Dispatch
+//	schedule_undeliverable  fanout, queue  for messages whose target is gone
+func ClaimableTopology(n Names) (declare.Topology, error) {
+	if err := n.check(argument.Root("Names")); err != nil {
+		return declare.Topology{}, err
+	}
+	lost := n.UndeliverableQueue()
+	t := declare.Topology{
+		Exchanges: []declare.Exchange{{Name: lost, Type: declare.ExchangeFanout}},
+		Queues: []declare.Queue{
+			declare.QuorumQueue{Name: lost, DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()},
+			declare.QuorumQueue{Name: n.ClaimableQueue(), DeliveryLimit: declare.Unlimited, DeadLetter: declare.DeadLetterTarget{Exchange: lost}},
+		},
+		Bindings: []declare.Binding{{Source: lost, Queue: lost}},
 	}
 	return t, t.Validate()
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// When is when a message is to be delivered: At a time, or After a time. The zero When is
-// neither, and is refused.
+// When is the delivery time of a message. Make one with [At] or [After]. The zero value is an
+// error.
 type When struct {
 	at    time.Time
 	after time.Duration
@@ -21,11 +21,11 @@ const (
 	afterTime
 )
 
-// At is the time t by the broker's clock. A time that is past means at once: a service that
-// was down schedules late rather than never. The zero time is refused.
+// At returns the time t by the broker's clock. A past time means at once: a service that was down
+// schedules late rather than never. The zero time is an error.
 func At(t time.Time) When { return When{at: t, kind: atTime} }
 
-// After is d from now. A d of zero or less means at once.
+// After returns the time d from now. Zero or less means at once.
 func After(d time.Duration) When { return When{after: d, kind: afterTime} }
 
 // due is the time that w means at now. at leads to w.
@@ -39,10 +39,10 @@ func (w When) due(at argument.Path, now time.Time) (time.Time, error) {
 	case w.kind == afterTime:
 		due = now.Add(max(w.after, 0))
 	}
-	// Sub stops at 292 years, and Add may go round.
+	// Sub is limited to 292 years, and Add may overflow.
 	if due.Sub(now) > maxDelay || w.after > maxDelay {
-		return due, argument.At(at, argument.CodeOutOfRange, due.UTC().Format(time.RFC3339), "is more than 366 days ahead", "schedule a message for within the year, which schedules the next; or keep it in a database (outbox.PublishAt)")
+		return due, argument.At(at, argument.CodeOutOfRange, due.UTC().Format(time.RFC3339), "is more than 366 days ahead", "schedule a message within a year that schedules the next one, or use outbox.PublishAt")
 	}
-	// RabbitMQ counts in whole milliseconds, and cuts.
+	// RabbitMQ counts in whole milliseconds, rounded down.
 	return due.Truncate(time.Millisecond), nil
 }

@@ -2,7 +2,7 @@ package stream
 
 import "github.com/hopback/hopback/internal/oldbroker"
 
-// needs returns the filter that only later brokers know, and since which version; "" if there
+// needs returns the filter that only later brokers support, and since which version; "" if there
 // is none.
 func (f Filter) needs(old oldbroker.Quirks) (name, since string) {
 	switch {

@@ -15,72 +15,69 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Config configures a consumer. The zero value handles the whole stream from its
-// beginning, remembers no position, and stops at the first message that fails five
-// times.
+// Config configures [Consume]. The zero value handles the whole stream from its beginning, saves
+// no position, and stops at the first message that fails five times.
 type Config struct {
-	// Consumer is the name that the position is saved by. It is needed with Offsets, and
-	// must be unique for each stream among those that use the same store.
+	// Consumer is the name under which the position is saved. It must be unique for each stream
+	// among all users of a store. Required with Offsets.
 	Consumer string
-	// Offsets keeps the position. Without it each Consume begins at From.
+	// Offsets stores the position. Default: nil, and each Consume starts at From.
 	Offsets OffsetStore
-	// From is where to begin if no position was saved. If it is Last, Next, Since or Ago,
-	// Consume saves the offset that it stands for before the first delivery. Default:
-	// the oldest message.
+	// From is where to start if no position is saved. If it is Last, Next, Since, or Ago, Consume
+	// saves the offset it stands for before the first delivery. Default: the oldest message.
 	From Offset
 	// Filter selects messages. Default: all.
 	Filter Filter
 
-	// SaveEvery is after how many handled messages the position is saved, while further
-	// ones are handled. At most twice as many are handled and unsaved: then the consumer
-	// waits for the store. With 1 it waits behind each message. Default: 1,000.
+	// SaveEvery is the number of handled messages after which the position is saved, in parallel
+	// with the handling of further messages. When twice as many are unsaved, the consumer waits
+	// for the store. With 1 it waits after each message. Default: 1,000.
 	SaveEvery int
-	// SaveInterval is the longest time between a handled message and the save of its
-	// position. Default: 1 s.
+	// SaveInterval is the longest time between handling a message and saving its position.
+	// Default: 1 s.
 	SaveInterval time.Duration
 
-	// Attempts is how often the handler is called for a message that fails, the first
-	// time included. Default: 5.
+	// Attempts is how often the handler is called for a failing message, including the first
+	// time. Default: 5.
 	Attempts int
-	// Backoff is the pause before each further attempt, which holds up all messages
-	// behind. Default: 100 ms, doubled each time, at most 10 s.
+	// Backoff is the pause before each further attempt. It blocks all later messages. Default:
+	// 100 ms, doubled each time, at most 10 s.
 	Backoff retry.Backoff
-	// GiveUpAfter limits the time from a message's first failure, as this Consume has seen it,
-	// to its last attempt, whatever attempts are left. Default: no limit.
+	// GiveUpAfter limits the time from a message's first failure in this Consume to its last
+	// attempt, even if it has attempts left. Default: no limit.
 	GiveUpAfter time.Duration
 	// Rules treat some errors differently, as those of a retry.Policy do. MaxRetries counts the
-	// attempts after the first. retry.ActionDeadLetter is what Failed says.
+	// attempts after the first. With retry.ActionDeadLetter, Failed decides. Default: none.
 	Rules []retry.ErrorRule
-	// Failed is what becomes of a message that has failed to the end. Default:
-	// FailedForward if FailedQueue is set, or else FailedStop.
+	// Failed is what happens to a message that isn't retried any more. Default: FailedForward if
+	// FailedQueue is set, or else FailedStop.
 	Failed Failed
-	// FailedQueue is the queue that FailedForward copies to.
+	// FailedQueue is the queue that FailedForward publishes copies to.
 	FailedQueue string
 
-	// Prefetch is how many messages may wait in memory, up to 10,000. Default: 1,000. Use
-	// fewer if messages are large.
+	// Prefetch is how many messages may wait in memory, up to 10,000. Use fewer if messages are
+	// large. Default: 1,000.
 	Prefetch int
-	// Grace is how long a handler may go on after Consume's ctx has ended. Then its own
-	// ctx ends. A handler that ignores this is abandoned 5 s later. Default: 30 s.
+	// Grace is how long a handler may continue after Consume's ctx is canceled. Then its own ctx
+	// is canceled. A handler that ignores this is abandoned 5 s later. Default: 30 s.
 	Grace time.Duration
-	// Logger receives what no call returns. Default: slog.Default().
+	// Logger logs what no call returns. Default: slog.Default().
 	Logger *slog.Logger
 
 	policy inside.Policy
 }
 
-// Failed is what becomes of a message that has failed to the end. The zero value, "",
-// means FailedForward if Config.FailedQueue is set, or else FailedStop.
+// Failed is what happens to a message that isn't retried any more. See [Config.Failed]. The zero
+// value, "", means FailedForward if Config.FailedQueue is set, or else FailedStop.
 type Failed string
 
 const (
-	// FailedStop ends Consume with a *HandlerError.
+	// FailedStop stops Consume with a [*HandlerError].
 	FailedStop Failed = "stop"
-	// FailedSkip logs the error and goes on.
+	// FailedSkip logs the error and continues with the next message.
 	FailedSkip Failed = "skip"
-	// FailedForward publishes a copy to Config.FailedQueue. The position moves on when the
-	// broker has confirmed the copy, however long that takes. A consumer of that queue can
-	// use retry.With.
+	// FailedForward publishes a copy to [Config.FailedQueue], and continues when the broker has
+	// confirmed the copy, however long that takes. A consumer of that queue can use retry.With.
 	FailedForward Failed = "forward"
 )
 
@@ -105,7 +102,7 @@ func (c Config) withDefaults() (Config, error) {
 		d    time.Duration
 	}{{"SaveInterval", c.SaveInterval}, {"Grace", c.Grace}} {
 		if f.d < 0 {
-			return c, argument.At(at.Field(f.name), argument.CodeOutOfRange, f.d, "is negative", "use a positive one, or 0 for the default")
+			return c, argument.At(at.Field(f.name), argument.CodeOutOfRange, f.d, "is negative", "use a positive duration, or 0 for the default")
 		}
 	}
 	if err := c.From.validate(at.Field("From")); err != nil {
@@ -142,15 +139,15 @@ func (c Config) withDefaults() (Config, error) {
 	return c, err
 }
 
-// checkNames also reads in what Failed is.
+// checkNames also sets the default of Failed.
 func (c *Config) checkNames(at argument.Path) error {
 	switch {
 	case isNil(c.Offsets):
 		return argument.At(at.Field("Offsets"), argument.CodeMissing, nil, "is a nil pointer", "leave it out, or make one, such as &stream.MemoryStore{}")
 	case c.Offsets != nil && c.Consumer == "":
-		return argument.At(at.Field("Consumer"), argument.CodeMissing, nil, "is empty", "name the consumer, so that its position can be found again")
+		return argument.At(at.Field("Consumer"), argument.CodeMissing, nil, "is empty", "set the name under which the position is saved")
 	case c.Offsets == nil && c.Consumer != "":
-		return argument.At(at.Field("Offsets"), argument.CodeMissing, nil, "is nil, so the position of the named consumer is forgotten", "set it, such as to a *stream.FileStore, or leave Consumer out")
+		return argument.At(at.Field("Offsets"), argument.CodeMissing, nil, "is nil, so the position of the named consumer isn't saved", "set it, for example to a *stream.FileStore, or leave Consumer out")
 	case len(c.Consumer) > maxConsumer || !utf8.ValidString(c.Consumer):
 		return argument.At(at.Field("Consumer"), argument.CodeMalformed, c.Consumer, "is too long, or isn't valid UTF-8", fmt.Sprintf("use at most %d bytes", maxConsumer))
 	}
@@ -162,20 +159,20 @@ func (c *Config) checkNames(at argument.Path) error {
 		}
 	case FailedForward, FailedStop, FailedSkip:
 	default:
-		return argument.At(at.Field("Failed"), argument.CodeUnknown, string(c.Failed), "isn't a way to deal with failures", `use "stop", "skip" or "forward"`)
+		return argument.At(at.Field("Failed"), argument.CodeUnknown, string(c.Failed), "is unknown", "use stream.FailedStop, stream.FailedSkip, or stream.FailedForward")
 	}
 	switch {
 	case c.Failed == FailedForward && c.FailedQueue == "":
-		return argument.At(at.Field("FailedQueue"), argument.CodeMissing, nil, "is empty", "name the queue for messages that fail")
+		return argument.At(at.Field("FailedQueue"), argument.CodeMissing, nil, "is empty", "set the queue for failed messages")
 	case c.Failed != FailedForward && c.FailedQueue != "":
-		return argument.At(at.Field("FailedQueue"), argument.CodeConflict, c.FailedQueue, "isn't used", "leave it out, or leave Failed out")
+		return argument.At(at.Field("FailedQueue"), argument.CodeConflict, c.FailedQueue, "has no effect with this value of Failed", "leave it out, or leave Failed out")
 	case c.Failed == FailedForward:
 		return address.Queue(c.FailedQueue).Validate()
 	}
 	return nil
 }
 
-// isNil says whether s is a nil pointer in an interface that isn't nil.
+// isNil reports whether s is a nil pointer in an interface that isn't nil.
 func isNil(s OffsetStore) bool {
 	v := reflect.ValueOf(s)
 	return v.Kind() == reflect.Pointer && v.IsNil()

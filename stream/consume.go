@@ -20,49 +20,47 @@ import (
 	"github.com/hopback/hopback/internal/refusal"
 )
 
-// Consume hands the messages of a stream to h, one at a time and in the order of their
-// offsets, until ctx ends. The message in the handler is handled to its end then, within
-// Config.Grace, and the position is saved. Then Consume returns nil.
+// Consume calls h for the messages of a stream, one at a time and in the order of their offsets.
+// It starts at the saved position, or at [Config.From] if there is none.
 //
-// It begins at the saved position, or at Config.From if there is none. Where Last, Next,
-// Since or Ago begins is saved before the first delivery. It survives the
-// loss of its connection and the move of the stream's leader, with unlimited back-off,
-// and goes on behind the last message that was handled.
+// When ctx is canceled, Consume finishes the current message within [Config.Grace], saves the
+// position, and returns nil. If the connection is lost or the stream's leader moves, it
+// reconnects, with unlimited backoff, and continues after the last handled message.
 //
 // The handler's result decides:
 //
-//	nil, a Discard                handled: the position moves on
+//	nil, a Discard                handled: the position advances
 //	a client.Forward              the copy is published; handled once it is confirmed, however
-//	                              long that takes. Else counts if it can never be sent
+//	                              long that takes. Its Else applies if it can never be sent
 //	a client.DeadLetter, a Modify with DeadLetter, a Permanent, a panic, a runtime.Goexit
-//	                              failed to the end: see Config.Failed
+//	                              not retried: see Config.Failed
 //	a Snooze, a client.Requeue or Modify that hasn't failed
 //	                              handled again after a pause, and not counted
 //	any other error               handled again, after the pause of an After or else of
 //	                              Config.Backoff, up to Config.Attempts times, unless one of
 //	                              Config.Rules or Config.GiveUpAfter decides otherwise
 //
-// So a handler's result means here what it means behind retry.With, with two differences. The
-// annotations of a Modify without DeadLetter are lost, as a stream's messages can't be changed.
-// What a handler returns after its ctx has ended with Config.Grace isn't carried out: the
-// next consumer handles the message again.
+// So a handler's result means the same as with retry.With, with two differences. The annotations
+// of a Modify without DeadLetter are lost, because a stream's messages can't be changed. A result
+// that the handler returns after its ctx was canceled at the end of Config.Grace isn't carried
+// out: the next consumer handles the message again.
 //
-// The errors, those marked with * at the start only:
+// Errors; those marked with * are returned only at the start:
 //
-//	*argument.Error*     conn, stream, h or cfg can't be used, as a handler of package
-//	                     batch can't; or stream isn't a stream
+//	*argument.Error*     conn, stream, h, or cfg is invalid; for example h is a handler of
+//	                     package batch, or stream isn't a stream
 //	the error of h's Prepare*: retry.With refuses a stream with a *retry.GuardError
 //	*FilterError         the broker doesn't apply a filter
-//	*PositionError       the saved position is behind the end of the stream
-//	*HandlerError        a message failed to the end, and Config.Failed is FailedStop
-//	*SaveError           the position can't be read*, or not be saved at the start* or
+//	*PositionError       the saved position is beyond the end of the stream
+//	*HandlerError        a message isn't retried any more, and Config.Failed is FailedStop
+//	*SaveError           the position can't be read*, or can't be saved at the start* or
 //	                     at the end
-//	client.ErrNotFound   the stream, or at the start Config.FailedQueue, is missing
+//	client.ErrNotFound   the stream is missing, or at the start Config.FailedQueue is
 //	client.ErrUnauthorized*, client.ErrRefused*
 //	client.ErrClosed     conn was closed
 //
-// After a crash, messages that were handled and whose position wasn't saved are handled
-// again: see Config.SaveEvery. None is left out.
+// After a crash, messages that were handled but whose position wasn't saved are handled again:
+// see [Config.SaveEvery]. None is skipped.
 func Consume(ctx context.Context, conn *client.Conn, stream string, h client.Handler, cfg Config) error {
 	source, cfg, err := check(conn, stream, h, cfg)
 	if err != nil {
@@ -78,7 +76,7 @@ func check(conn *client.Conn, stream string, h client.Handler, cfg Config) (stri
 		return "", cfg, argument.At(argument.Root("conn"), argument.CodeMissing, nil, "is nil", "use a connection from client.Connect")
 	}
 	if f, ok := h.(client.HandlerFunc); h == nil || ok && f == nil {
-		return "", cfg, argument.At(argument.Root("handler"), argument.CodeMissing, nil, "is nil", "give Consume a Handler, such as client.JSON(func(ctx, order) error {...})")
+		return "", cfg, argument.At(argument.Root("handler"), argument.CodeMissing, nil, "is nil", "pass a handler, such as client.JSON(func(ctx, order) error {...})")
 	}
 	source, err := address.Queue(stream).Build()
 	if err != nil {
@@ -102,14 +100,14 @@ type consumer struct {
 	saver  *saver
 	counts numbers
 	began  time.Time
-	// behind is how many endpoints behind the Conn's to connect to. A node can be up and
-	// not serve the stream, for as long as it runs.
+	// behind is the index of the endpoint to connect to, after the Conn's. A node can be up and
+	// not serve the stream for a long time.
 	behind int
 
 	// The worker's.
-	at               Offset   // where to begin, or to go on
-	exited           *failure // whose handler has ended the worker's goroutine
-	saved            bool     // at was saved, or is behind what was handled
+	at               Offset   // where to start or continue
+	exited           *failure // whose handler has terminated the worker's goroutine
+	saved            bool     // at was saved, or isn't ahead of the handled messages
 	gaps             gaps
 	failed, forwards *client.Publisher[*client.Message] // nil: none yet
 }
@@ -153,7 +151,7 @@ func (k *consumer) consume(ctx context.Context) error {
 	case err = <-result:
 		k.closePublishers()
 	default:
-		k.log.Warn("hopback: the handler of a stream consumer ignores the end of its ctx; the next consumer handles its message again")
+		k.log.Warn("hopback: the handler of a stream consumer ignores that its ctx is canceled; the next consumer handles its message again. Make the handler return when its ctx is done")
 	}
 	return k.result(ctx, errors.Join(err, k.saver.close()))
 }
@@ -169,7 +167,7 @@ func (k *consumer) result(ctx context.Context, err error) error {
 	return err
 }
 
-// closePublishers is called when the worker has ended. What matters was confirmed.
+// closePublishers is called when the worker has stopped. Everything important was confirmed.
 func (k *consumer) closePublishers() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
@@ -182,7 +180,8 @@ func (k *consumer) closePublishers() {
 
 const closeTimeout = 5 * time.Second
 
-// start checks what is there, and finds where to begin. It returns nil if ctx has ended.
+// start checks the broker and the stream, and finds the start offset. It returns nil if ctx is
+// done.
 func (k *consumer) start(ctx context.Context) error {
 	for range link.Tries(ctx, k.owner.Pause) {
 		err := k.peek(ctx)
@@ -192,7 +191,7 @@ func (k *consumer) start(ctx context.Context) error {
 		if !errors.Is(err, client.ErrConnectionLost) && !errors.Is(err, client.ErrOutcomeUnknown) {
 			return err
 		}
-		k.log.Warn("hopback: the connection was lost while a stream consumer started; it starts again", "error", err)
+		k.log.Warn("hopback: a stream consumer lost its connection while it started; it starts again", "error", err)
 	}
 	if ctx.Err() != nil {
 		return nil
@@ -204,7 +203,7 @@ func (k *consumer) start(ctx context.Context) error {
 	if k.cfg.Offsets != nil {
 		n, found, err := k.cfg.Offsets.Load(ctx, k.cfg.Consumer, k.stream)
 		if err == nil && found && n > maxOffset {
-			err = fmt.Errorf("%d is no offset", n)
+			err = fmt.Errorf("%d isn't an offset", n)
 		}
 		if err != nil && ctx.Err() == nil {
 			return &SaveError{Stream: k.stream, Consumer: k.cfg.Consumer, Err: err}
@@ -221,7 +220,7 @@ func (k *consumer) start(ctx context.Context) error {
 	return nil
 }
 
-// peek makes sure that it is a stream: other queues claim to apply its filters.
+// peek checks that it is a stream: other queues claim to apply its filters.
 func (k *consumer) peek(ctx context.Context) error {
 	info, err := declare.Inspect(ctx, k.conn.Management(), k.stream)
 	if errors.Is(err, declare.ErrNotFound) {
@@ -241,12 +240,12 @@ func (k *consumer) peek(ctx context.Context) error {
 // batch: each message would wait for others that can't come.
 func oneHandler(n int) error {
 	if n > 1 {
-		return argument.New("handler", n, "needs several messages at once, and a stream's are handled one at a time", "give a batch the Size 1 and Parallel 1, or copy the messages to a queue for it")
+		return argument.New("handler", n, "needs several messages at once, and a stream consumer handles them one at a time", "set the batch's Size and Parallel to 1, or copy the messages to a queue for it")
 	}
 	return nil
 }
 
-// work consumes until ctx ends or an error is final.
+// work consumes until ctx is done or an error is final.
 func (k *consumer) work(ctx, handlerCtx context.Context) error {
 	attached := false
 	for try := range link.Tries(ctx, k.owner.Pause) {
@@ -271,10 +270,10 @@ func (k *consumer) work(ctx, handlerCtx context.Context) error {
 	return nil
 }
 
-// errDrained says that ctx has ended.
+// errDrained reports that ctx is done.
 var errDrained = errors.New("drained")
 
-// isFinal says whether err ends Consume.
+// isFinal reports whether err stops Consume.
 func isFinal(err error) bool {
 	for _, is := range []func() bool{
 		func() bool { _, ok := errors.AsType[*HandlerError](err); return ok },
@@ -290,7 +289,7 @@ func isFinal(err error) bool {
 	return false
 }
 
-// translate makes a *client.Error of what a raw link ended with.
+// translate makes a *client.Error of a raw link's error.
 func (k *consumer) translate(ctx context.Context, err error) error {
 	e := &client.Error{Op: "consume", Target: k.stream, Kind: client.ErrConnectionLost, Err: err}
 	refused, ok := errors.AsType[*dedicated.RefusedError](err)
@@ -307,7 +306,7 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 	return e
 }
 
-// live consumes over one connection. up says whether the stream was attached to.
+// live consumes over one connection. up reports whether the link was attached.
 func (k *consumer) live(ctx, handlerCtx context.Context, try *link.Try) (up bool, err error) {
 	raw, err := dedicated.OpenFor(ctx, k.owner, "stream", k.behind)
 	if err != nil {

@@ -6,49 +6,48 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// FilterError says that the broker doesn't apply a filter. It would deliver messages that
-// weren't asked for, so nothing was consumed.
+// FilterError means that the broker doesn't apply a filter. It would deliver messages that the
+// filter excludes, so nothing was consumed.
 type FilterError struct {
-	// Filter is the field of Filter, or "From".
+	// Filter is the name of the field of [Filter], or "From".
 	Filter string
-	// Since is the first version of RabbitMQ that has the filter. It is empty if this one
-	// has it, and has refused its value: SQL that it can't parse, for instance.
+	// Since is the first version of RabbitMQ that supports the filter. It is empty if this broker
+	// supports it and has refused its value, for example SQL that it can't parse.
 	Since string
-	// Broker is the broker.
+	// Broker is the broker that the consumer is connected to.
 	Broker client.Broker
 }
 
 func (e *FilterError) Error() string {
 	if e.Since != "" {
-		return fmt.Sprintf("hopback: the filter %s needs RabbitMQ %s or later; this is %s: filter in the handler, or upgrade", e.Filter, e.Since, e.Broker.Version)
+		return fmt.Sprintf("hopback: the filter %s needs RabbitMQ %s or later; this broker is %s; filter in the handler, or upgrade", e.Filter, e.Since, e.Broker.Version)
 	}
-	return fmt.Sprintf("hopback: RabbitMQ %s doesn't apply the filter %s: its value isn't valid", e.Broker.Version, e.Filter)
+	return fmt.Sprintf("hopback: RabbitMQ %s doesn't apply the filter %s, because its value isn't valid; fix the value", e.Broker.Version, e.Filter)
 }
 
-// PositionError says that a consumer's position is behind the end of its stream. The
-// stream was deleted and declared again, or its end was lost. The broker would deliver
-// nothing until it has got that far.
+// PositionError means that a consumer's position is beyond the end of its stream: the stream was
+// deleted and declared again, or its end was lost. The broker would deliver nothing until the
+// stream reaches the position.
 type PositionError struct {
 	Stream, Consumer string
-	// Position is the offset that the consumer has got to. End is the stream's next one.
+	// Position is the saved offset. End is the stream's next offset.
 	Position, End uint64
 }
 
 func (e *PositionError) Error() string {
-	return fmt.Sprintf("hopback: stream %q ends before offset %d, and consumer %q is at offset %d already: the stream was declared anew, or lost its end; delete the saved position, or use another name", e.Stream, e.End, e.Consumer, e.Position)
+	return fmt.Sprintf("hopback: stream %q ends before offset %d, but consumer %q is at offset %d: the stream was deleted and declared again, or lost its end; delete the saved position, or use another name", e.Stream, e.End, e.Consumer, e.Position)
 }
 
-// HandlerError says that a message failed to the end, and that Config.Failed is
-// FailedStop. The saved position is this message's offset, so the next Consume begins
-// with it.
+// HandlerError means that a message isn't retried any more, and that [Config.Failed] is
+// [FailedStop]. The saved position is this message's offset, so the next Consume starts with it.
 type HandlerError struct {
 	Stream string
 	Offset uint64
 	// Attempts is how often the handler was called.
 	Attempts int
-	// Reason is why it isn't tried again, such as retry.ReasonExhausted.
+	// Reason is why the message isn't retried any more, such as retry.ReasonExhausted.
 	Reason client.Reason
-	// Err is the last error.
+	// Err is the handler's last error.
 	Err error
 }
 
@@ -59,9 +58,9 @@ func (e *HandlerError) Error() string {
 // Unwrap returns Err.
 func (e *HandlerError) Unwrap() error { return e.Err }
 
-// SaveError says that the store couldn't read or save the position when the consumer
-// started, or save it when the consumer ended. Messages up to Config.SaveEvery's bound are
-// handled again.
+// SaveError means that the store couldn't read or save the position when the consumer started, or
+// save it when the consumer stopped. In the latter case, up to 2 × [Config.SaveEvery] messages
+// are handled again.
 type SaveError struct {
 	Stream, Consumer string
 	Err              error

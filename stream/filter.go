@@ -14,46 +14,47 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// Filter selects messages. The zero Filter selects all. A message must match each part
-// that is set.
+// Filter selects messages on the broker. The zero Filter selects all. A message must match each
+// field that is set.
 //
 //	Values                             RabbitMQ 4.0 and later
 //	Properties, ApplicationProperties  RabbitMQ 4.1 and later
 //	SQL                                RabbitMQ 4.2 and later, without the two above
 //
-// Earlier brokers claim to apply what they don't know, and deliver everything. So the
-// broker's version is looked at first: Consume returns a *FilterError.
+// Earlier brokers claim to apply filters that they don't support, and deliver everything. So
+// [Consume] checks the broker's version first, and returns a [*FilterError].
 type Filter struct {
-	// Values selects messages whose filter value is one of these: see FilterValue. The
-	// broker leaves out whole chunks, by a Bloom filter. The consumer leaves out the other
-	// messages of a chunk, without decoding their bodies.
+	// Values selects messages whose filter value is one of these: see [FilterValue]. The broker
+	// skips whole chunks, using a Bloom filter. The consumer skips the other messages of a chunk,
+	// without decoding their bodies.
 	Values []string
-	// MatchUnfiltered also selects messages without a filter value. It needs Values.
+	// MatchUnfiltered also selects messages without a filter value. It needs Values. Default:
+	// false.
 	MatchUnfiltered bool
-	// Properties selects by AMQP's properties: "message-id", "user-id", "to", "subject",
-	// "reply-to", "correlation-id", "content-type", "content-encoding",
-	// "absolute-expiry-time", "creation-time", "group-id", "group-sequence" and
-	// "reply-to-group-id". Values are strings, Prefix, Suffix, or of the property's type.
+	// Properties selects by AMQP properties: "message-id", "user-id", "to", "subject",
+	// "reply-to", "correlation-id", "content-type", "content-encoding", "absolute-expiry-time",
+	// "creation-time", "group-id", "group-sequence", and "reply-to-group-id". Values are strings,
+	// [Prefix], [Suffix], or of the property's type.
 	Properties map[string]any
-	// ApplicationProperties selects by application properties. Values are strings, Prefix,
-	// Suffix, booleans, numbers, times or []byte. Numbers of different types can be equal.
+	// ApplicationProperties selects by application properties. Values are strings, [Prefix],
+	// [Suffix], booleans, numbers, times, or []byte. Numbers of different types can be equal.
 	ApplicationProperties map[string]any
 	// SQL is a condition in RabbitMQ's SQL filter syntax, such as
 	//
 	//	properties.subject LIKE 'order.%' AND amount > 100
 	//
-	// The broker applies none that it can't parse, so Consume returns a *FilterError.
+	// If the broker can't parse it, [Consume] returns a [*FilterError].
 	SQL string
 }
 
-// Prefix is a value in a Filter that matches strings that begin with it.
+// Prefix is a value in a [Filter] that matches strings that start with it.
 type Prefix string
 
-// Suffix is a value in a Filter that matches strings that end with it.
+// Suffix is a value in a [Filter] that matches strings that end with it.
 type Suffix string
 
-// FilterValue returns an edit for Publisher.Publish that gives a message the value that
-// Filter.Values selects by. RabbitMQ has one value a message. An empty value is none.
+// FilterValue returns an edit for client.Publisher.Publish that sets the value that
+// [Filter.Values] selects by. A message can have one value. An empty value sets none.
 func FilterValue(value string) func(*client.Message) {
 	return func(m *client.Message) {
 		// A message's map may be its owner's.
@@ -72,8 +73,8 @@ func FilterValue(value string) func(*client.Message) {
 // annotationFilterValue is RabbitMQ's.
 const annotationFilterValue = "x-stream-filter-value"
 
-// The names of filters, and of what they are described by. RabbitMQ takes the SQL filter
-// only by its code (TestStreamFilters).
+// The names of filters and of their descriptors. RabbitMQ accepts the SQL filter only by its code
+// (TestStreamFilters).
 const (
 	filterOffset      = "rabbitmq:stream-offset-spec"
 	filterValues      = "rabbitmq:stream-filter"
@@ -112,7 +113,7 @@ func (f Filter) validate(at argument.Path) error {
 		return err
 	}
 	if f.SQL != "" && len(f.Properties)+len(f.ApplicationProperties) > 0 {
-		return argument.At(at.Field("SQL"), argument.CodeConflict, f.SQL, "can't be combined with Properties and ApplicationProperties", "write all of it in SQL")
+		return argument.At(at.Field("SQL"), argument.CodeConflict, f.SQL, "can't be combined with Properties and ApplicationProperties", "write the whole condition in SQL")
 	}
 	if _, err := propertiesMap(at.Field("Properties"), f.Properties); err != nil {
 		return err
@@ -126,7 +127,7 @@ func checkText(at argument.Path, s string) error {
 	case len(s) > maxFilterBytes:
 		return argument.At(at, argument.CodeTooLong, nil, fmt.Sprintf("has %d bytes", len(s)), fmt.Sprintf("use at most %d", maxFilterBytes))
 	case !utf8.ValidString(s):
-		return argument.At(at, argument.CodeMalformed, s, "isn't valid UTF-8", "give it as UTF-8")
+		return argument.At(at, argument.CodeMalformed, s, "isn't valid UTF-8", "encode it as UTF-8")
 	}
 	return nil
 }
@@ -177,8 +178,7 @@ func missing(asked, effective frames.Map) string {
 	return ""
 }
 
-// matches says whether a message is one of those that Values select: the broker selects
-// whole chunks.
+// matches reports whether Values select a message: the broker selects whole chunks.
 func (f Filter) matches(m *client.Message) bool {
 	if len(f.Values) == 0 {
 		return true
@@ -213,7 +213,7 @@ func propertiesMap(at argument.Path, m map[string]any) (frames.Map, error) {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
 		k, ok := properties[key]
 		if !ok {
-			return nil, argument.At(at.Key(key), argument.CodeUnknown, key, "isn't a property of AMQP", `use its name in AMQP, such as "subject" or "message-id"`)
+			return nil, argument.At(at.Key(key), argument.CodeUnknown, key, "isn't an AMQP property", `use an AMQP name, such as "subject" or "message-id"`)
 		}
 		v, ok := property(k, m[key])
 		if !ok {
@@ -277,7 +277,7 @@ func applicationMap(at argument.Path, m map[string]any) (frames.Map, error) {
 		default:
 			s, ok := pattern(x)
 			if !ok {
-				return nil, argument.At(at.Key(key), argument.CodeWrongType, x, fmt.Sprintf("can't be a %T", x), "use a string, Prefix, Suffix, boolean, number, time or []byte")
+				return nil, argument.At(at.Key(key), argument.CodeWrongType, x, fmt.Sprintf("can't be a %T", x), "use a string, Prefix, Suffix, boolean, number, time, or []byte")
 			}
 			v = s
 		}
@@ -302,7 +302,7 @@ func checkValue(at argument.Path, v any) error {
 	return nil
 }
 
-// pattern writes a string as the filter has it: what begins with & is a modifier.
+// pattern encodes a string for the filter: a string that starts with & is a modifier.
 func pattern(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:

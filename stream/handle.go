@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// take has one message handled, and moves on.
+// take handles one message, and continues with the next.
 func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte) error {
 	m, unreadable := decode(payload)
 	offset, ok := offsetIn(m)
@@ -53,15 +53,15 @@ func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte) error {
 	return nil
 }
 
-// handled moves the position on.
+// handled advances the position.
 func (k *consumer) handled(ctx context.Context, offset uint64) {
 	k.at, k.saved = At(offset+1), true
 	k.saver.handled(ctx, offset+1)
 }
 
-// workOn works until ctx ends or an error is final. A handler can end the goroutine with
-// runtime.Goexit, and with it the connection: then another goroutine carries out what
-// becomes of its message, and goes on from there.
+// workOn works until ctx is done or an error is final. A handler can terminate the goroutine with
+// runtime.Goexit, and with it the connection: then another goroutine carries out the outcome of
+// its message, and continues from there.
 func (k *consumer) workOn(ctx, handlerCtx context.Context) error {
 	for {
 		// Of a function of the user's that isn't the handler.
@@ -95,8 +95,8 @@ func (f Filter) selectsAll() bool {
 	return len(f.Values)+len(f.Properties)+len(f.ApplicationProperties)+len(f.SQL) == 0
 }
 
-// decode returns a message with its bytes as its body, and an error, if go-amqp can't
-// decode it or wouldn't survive that.
+// decode returns a message. If go-amqp can't decode the bytes, or would panic, it returns a
+// message with the bytes as its body, and an error.
 func decode(payload []byte) (*client.Message, error) {
 	var m message.Decoded
 	if m.Decode(payload) == nil {
@@ -105,10 +105,10 @@ func decode(payload []byte) (*client.Message, error) {
 	return client.NewMessage(append([]byte(nil), payload...)), errUnreadable
 }
 
-var errUnreadable = errors.New("go-amqp can't decode the message; the copy's body is all of it, encoded")
+var errUnreadable = errors.New("go-amqp can't decode the message; the body of the copy contains its encoded bytes")
 
-// process calls the handler until it is done with f's message. If f has an error, the handler
-// was called already.
+// process calls the handler until f's message is finished. If f has an error, the handler was
+// called already.
 func (k *consumer) process(ctx, handlerCtx context.Context, f failure) error {
 	d := client.NewDelivery(k.stream, f.message)
 	for {
@@ -119,7 +119,7 @@ func (k *consumer) process(ctx, handlerCtx context.Context, f failure) error {
 			return nil
 		}
 		if handlerCtx.Err() != nil {
-			return errDrained // whatever it says: it was interrupted
+			return errDrained // with any result: it was interrupted
 		}
 		v := k.judge(&f)
 		for v.do == doForward {
@@ -139,7 +139,7 @@ func (k *consumer) process(ctx, handlerCtx context.Context, f failure) error {
 			return errDrained
 		}
 		if v.counts {
-			k.log.Debug("hopback: a message of a stream failed; its handler is called again", "offset", f.offset, "attempt", f.attempts, "pause", v.pause, "error", client.ErrorText(f.err))
+			k.log.Debug("hopback: a message from a stream failed; its handler is called again", "offset", f.offset, "attempt", f.attempts, "pause", v.pause, "error", client.ErrorText(f.err))
 			f.attempts++
 		}
 		f.err = nil
@@ -178,17 +178,18 @@ type verdict struct {
 	counts  bool // as an attempt
 	pause   time.Duration
 	forward client.Forward
-	// doGiveUp: what a dead letter would say.
+	// doGiveUp: the reason of a dead letter.
 	reason      client.Reason
 	text        string
 	annotations map[string]any
 }
 
-// minPause keeps a handler that asks for no pause from spinning.
+// minPause keeps a handler that asks for no pause from looping without one.
 const minPause = 10 * time.Millisecond
 
-// judge reads what a handler's error asks for. Errors that aren't outcomes are the policy's to
-// decide about, as they are for retry.With. A panic of a rule's condition is a death there, too.
+// judge returns what a handler's error asks for. The policy decides about errors that aren't
+// outcomes, as with retry.With. A panic of a rule's condition dead-letters the message there,
+// too.
 func (k *consumer) judge(f *failure) (v verdict) {
 	returned := false
 	defer outcome.Catch(&returned, func(value any, stack []byte) {
@@ -229,10 +230,10 @@ func (k *consumer) decided(f *failure, err error, says outcome.Verdict) verdict 
 	return verdict{counts: what.Counted, pause: what.Delay}
 }
 
-// resolved reads an outcome. What would go back to a queue is handled again.
+// resolved reads an outcome. A message that would be requeued is handled again.
 func (k *consumer) resolved(r client.Resolution, f *failure) verdict {
 	if r.Refused != nil {
-		k.log.Error("hopback: an outcome can't be carried out as it is", "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+		k.log.Error("hopback: an outcome can't be carried out; another one replaces it", "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	}
 	switch {
 	case r.Kind == client.ResolutionAccept:
@@ -247,13 +248,13 @@ func (k *consumer) resolved(r client.Resolution, f *failure) verdict {
 	return verdict{pause: max(k.cfg.Backoff(1), minPause)}
 }
 
-// failure is a message, and how its handler has ended.
+// failure is a message with the result of its handler.
 type failure struct {
 	message  *client.Message
 	offset   uint64
 	attempts int       // this one included
 	first    time.Time // when the handler first failed; zero: it hasn't
-	err      error     // nil: it hasn't ended
+	err      error     // nil: it is still running
 }
 
 func (k *consumer) handlerError(f failure, reason client.Reason) error {
@@ -263,11 +264,11 @@ func (k *consumer) handlerError(f failure, reason client.Reason) error {
 	return &HandlerError{Stream: k.stream, Offset: f.offset, Attempts: f.attempts, Reason: reason, Err: f.err}
 }
 
-// giveUp does what Config.Failed says.
+// giveUp carries out Config.Failed.
 func (k *consumer) giveUp(ctx, handlerCtx context.Context, v verdict, f failure) error {
 	switch k.cfg.Failed {
 	case FailedSkip:
-		k.log.Error("hopback: a message of a stream failed to the end and is skipped", "offset", f.offset, "attempts", f.attempts, "reason", v.reason, "error", client.ErrorText(f.err))
+		k.log.Error("hopback: a message from a stream failed and is skipped, because Config.Failed is FailedSkip", "offset", f.offset, "attempts", f.attempts, "reason", v.reason, "error", client.ErrorText(f.err))
 		return nil
 	case FailedForward:
 		c := client.Copy(f.message)
@@ -313,8 +314,8 @@ func (k *consumer) publisherTo(ctx context.Context, to address.Address) (*client
 	return *p, nil
 }
 
-// publish publishes a copy, and returns nil when the broker has confirmed it. It tries for
-// as long as it takes, unless the copy is hopeless.
+// publish publishes a copy, and returns nil when the broker has confirmed it. It retries for as
+// long as that takes, unless the message itself makes it impossible.
 func (k *consumer) publish(ctx, handlerCtx context.Context, to address.Address, m *client.Message, f failure, edit ...func(*client.Message)) error {
 	for range link.Tries(ctx, k.owner.Pause) {
 		p, err := k.publisherTo(handlerCtx, to)
@@ -327,7 +328,7 @@ func (k *consumer) publish(ctx, handlerCtx context.Context, to address.Address, 
 		if ctx.Err() != nil || handlerCtx.Err() != nil || errors.Is(err, client.ErrClosed) {
 			return errDrained
 		}
-		k.log.Warn("hopback: the copy of a stream's message isn't confirmed; trying again", "offset", f.offset, "error", err)
+		k.log.Warn("hopback: the broker didn't confirm the copy of a message from a stream; trying again", "offset", f.offset, "error", err)
 	}
 	return errDrained
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 )
 
-// numbers are what client.Conn.Stats has of a consumer.
+// numbers are a consumer's part of client.Conn.Stats.
 type numbers struct {
 	stream   string
 	prefetch int

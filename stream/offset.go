@@ -9,8 +9,8 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// Offset is where a consumer begins that has no saved position. The zero Offset is
-// First.
+// Offset is where a consumer without a saved position starts. See [Config.From]. The zero Offset
+// is the oldest message.
 type Offset struct {
 	kind  offsetKind
 	n     uint64
@@ -29,27 +29,26 @@ const (
 	offsetAgo
 )
 
-// Last begins with the last chunk: the messages that the broker has written to its log
-// at once, one or thousands.
+// Last starts with the last chunk: the messages that the broker last wrote to its log at once,
+// one or thousands.
 func Last() Offset { return Offset{kind: offsetLast} }
 
-// Next begins with what is published after the consumer has started.
+// Next starts with the first message that is published after the consumer has started.
 func Next() Offset { return Offset{kind: offsetNext} }
 
-// At begins with the message whose offset is n, or the oldest if that is newer. If the
-// stream hasn't got that far, messages below n are left out. n may be up to 2⁶³-1.
+// At starts with the message with offset n, or with the oldest one if that is newer. If the
+// stream is shorter, messages below n are skipped. n may be up to 2⁶³-1.
 func At(n uint64) Offset { return Offset{kind: offsetNumber, n: n} }
 
-// Since begins with the first chunk that was written at t or later, by the broker's
-// clock. RabbitMQ reads t in seconds. If there is none, it begins with what is published
-// next.
+// Since starts with the first chunk that was written at t or later, by the broker's clock.
+// RabbitMQ reads t in seconds. If there is no such chunk, it starts with the next published
+// message.
 func Since(t time.Time) Offset { return Offset{kind: offsetTimestamp, at: t} }
 
-// Ago is Since for the broker's own time less d, in whole seconds. A fraction is rounded
-// up.
+// Ago is [Since] for the broker's current time minus d, in whole seconds, rounded up.
 func Ago(d time.Duration) Offset { return Offset{kind: offsetAgo, since: d} }
 
-// String is for logs.
+// String returns a text for logs.
 func (o Offset) String() string {
 	switch o.kind {
 	case offsetLast:
@@ -83,9 +82,9 @@ func (o Offset) validate(at argument.Path) error {
 	case o.kind == offsetNumber && o.n > maxOffset:
 		return argument.At(at, argument.CodeOutOfRange, o.n, "is above the largest offset", fmt.Sprintf("use at most %d", uint64(maxOffset)))
 	case o.kind == offsetTimestamp && (o.at.Unix() < 0 || o.at.Year() > 9999):
-		return argument.At(at, argument.CodeOutOfRange, o.at, "isn't a time between 1970 and 9999", "use stream.First for the beginning")
+		return argument.At(at, argument.CodeOutOfRange, o.at, "isn't a time between 1970 and 9999", "leave From out to start with the oldest message")
 	case o.kind == offsetAgo && o.since <= 0:
-		return argument.At(at, argument.CodeOutOfRange, o.since, "isn't above zero", "use stream.Next for what is published from now on")
+		return argument.At(at, argument.CodeOutOfRange, o.since, "isn't above zero", "use stream.Next to start with new messages")
 	}
 	return nil
 }
@@ -111,8 +110,8 @@ func (o Offset) value() any {
 // annotationOffset is RabbitMQ's.
 const annotationOffset = "x-stream-offset"
 
-// OffsetOf returns the offset of a message that a stream has delivered. It is false for
-// a message of another queue.
+// OffsetOf returns the offset of a message from a stream. ok is false for a message from another
+// queue.
 func OffsetOf(d *client.Delivery) (uint64, bool) {
 	if d == nil || d.Message() == nil {
 		return 0, false

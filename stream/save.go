@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// saver saves positions behind the handler's back: one at a time, and always the newest.
+// saver saves positions in parallel with the handler: one at a time, and always the newest.
 type saver struct {
 	store            OffsetStore // nil: nothing is saved
 	consumer, stream string
@@ -26,7 +26,7 @@ type saver struct {
 	unsaved int
 }
 
-var errSaveHangs = errors.New("Save doesn't return")
+var errSaveHangs = errors.New("OffsetStore.Save doesn't return")
 
 const (
 	saveTimeout  = 10 * time.Second // of one attempt
@@ -54,8 +54,8 @@ func newSaver(stream string, cfg Config) *saver {
 	return s
 }
 
-// handled notes that everything before next is handled. It waits where too much is
-// unsaved, until something is saved or ctx ends.
+// handled records that everything before next is handled. If too much is unsaved, it waits until
+// something is saved or ctx is done.
 func (s *saver) handled(ctx context.Context, next uint64) {
 	if s.store == nil {
 		return
@@ -107,7 +107,7 @@ func (s *saver) run(ctx context.Context) {
 		}
 		if err := s.save(ctx, saveTimeout); err != nil {
 			if ctx.Err() == nil {
-				s.log.Warn("hopback: a stream consumer's position wasn't saved; trying again", "stream", s.stream, "consumer", s.consumer, "error", err)
+				s.log.Warn("hopback: saving a stream consumer's position failed; trying again", "stream", s.stream, "consumer", s.consumer, "error", err)
 			}
 			pause := min(saveRetryMin<<min(failures, 10), saveRetryMax)
 			failures++
@@ -155,7 +155,7 @@ func (s *saver) save(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// close saves what is left, and returns why it couldn't.
+// close saves the last position, and returns why it couldn't.
 func (s *saver) close() error {
 	s.stop()
 	select {

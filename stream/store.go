@@ -5,21 +5,21 @@ import (
 	"sync"
 )
 
-// OffsetStore keeps the positions of consumers. A position is the offset of the message
-// that comes next: all before it are handled.
+// OffsetStore stores the positions of consumers. A position is the offset of the next message:
+// all before it are handled. See [MemoryStore], [FileStore], and package postgres/offset.
 //
-// Consume calls Save one at a time, with positions that only grow. A store must be safe
-// for concurrent use by several consumers. Two processes with the same consumer name each
-// handle every message.
+//   - It must be safe for concurrent use by several consumers.
+//   - Consume makes one call of Save at a time, with increasing positions.
+//   - Two processes with the same consumer name each handle every message.
 type OffsetStore interface {
-	// Load returns the position, or false if none was saved.
+	// Load returns the position. found is false if none is saved.
 	Load(ctx context.Context, consumer, stream string) (next uint64, found bool, err error)
-	// Save returns nil when the position is as safe as the store makes it.
+	// Save stores the position, and returns nil when that is as durable as the store makes it.
 	Save(ctx context.Context, consumer, stream string, next uint64) error
 }
 
-// MemoryStore keeps positions in memory: they end with the process. The zero MemoryStore
-// is empty. It is safe for concurrent use.
+// MemoryStore stores positions in memory, for tests: they are lost with the process. The zero
+// value is empty. It is safe for concurrent use.
 type MemoryStore struct {
 	mu        sync.Mutex
 	positions map[position]uint64
@@ -37,7 +37,7 @@ func (s *MemoryStore) Load(_ context.Context, consumer, stream string) (uint64, 
 	return next, ok, nil
 }
 
-// Save keeps the position.
+// Save stores the position.
 func (s *MemoryStore) Save(_ context.Context, consumer, stream string, next uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +48,7 @@ func (s *MemoryStore) Save(_ context.Context, consumer, stream string, next uint
 	return nil
 }
 
-// Delete forgets the position.
+// Delete deletes the position, so that the consumer starts at Config.From again.
 func (s *MemoryStore) Delete(_ context.Context, consumer, stream string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

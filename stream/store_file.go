@@ -14,13 +14,13 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// FileStore keeps each position in a file of its own. Save writes another file, syncs it
-// and renames it, so a crash leaves the old position or the new one, whole. Save returns
-// when the disk has it. It is safe for concurrent use, but for one consumer name and
-// stream at a time.
+// FileStore stores each position in a file. Use it for a single process with a disk. Save writes
+// another file, syncs it, and renames it, so a crash leaves either the old position or the new
+// one. Save returns when the disk has it. It is safe for concurrent use by different consumers
+// and streams.
 type FileStore struct {
-	// Dir is an existing directory. Files in it are named by a hash, and end with
-	// ".offset". They hold JSON with the consumer, the stream and the position.
+	// Dir is an existing directory. The file names are a hash followed by ".offset". The files
+	// contain JSON with the consumer, the stream, and the position. Required.
 	Dir string
 }
 
@@ -34,13 +34,14 @@ type positionFile struct {
 
 func (s *FileStore) path(consumer, stream string) (string, error) {
 	if s == nil || s.Dir == "" {
-		return "", argument.New("FileStore.Dir", nil, "is empty", "name a directory")
+		return "", argument.New("FileStore.Dir", nil, "is empty", "set it to an existing directory")
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(consumer), consumer, stream))
 	return filepath.Join(s.Dir, hex.EncodeToString(sum[:])+".offset"), nil
 }
 
-// Load reads the position. A file that can't be read is an error, never a new beginning.
+// Load reads the position. A file that can't be read is an error, so the consumer doesn't start
+// from the beginning.
 func (s *FileStore) Load(_ context.Context, consumer, stream string) (uint64, bool, error) {
 	path, err := s.path(consumer, stream)
 	if err != nil {
@@ -61,7 +62,7 @@ func (s *FileStore) Load(_ context.Context, consumer, stream string) (uint64, bo
 		return 0, false, fmt.Errorf("%s: %w", path, err)
 	}
 	if p.Consumer != consumer || p.Stream != stream {
-		return 0, false, fmt.Errorf("%s is of consumer %q and stream %q", path, p.Consumer, p.Stream)
+		return 0, false, fmt.Errorf("%s belongs to consumer %q and stream %q", path, p.Consumer, p.Stream)
 	}
 	return p.Next, true, nil
 }
@@ -85,7 +86,7 @@ func (s *FileStore) Save(_ context.Context, consumer, stream string, next uint64
 	return syncDir(s.Dir)
 }
 
-// Delete removes the position.
+// Delete deletes the position, so that the consumer starts at Config.From again.
 func (s *FileStore) Delete(_ context.Context, consumer, stream string) error {
 	path, err := s.path(consumer, stream)
 	if err != nil {

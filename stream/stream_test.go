@@ -32,21 +32,21 @@ func TestBadConfigs(t *testing.T) {
 	long := strings.Repeat("x", maxFilterBytes+1)
 	many := make([]string, maxFilters+1)
 	for path, c := range map[string]Config{
-		"Config.Consumer":                              {Offsets: store},
-		"Config.Offsets":                               {Consumer: "c"},
-		"Config.Offsets is a nil pointer":              {Consumer: "c", Offsets: (*MemoryStore)(nil)},
-		"Config.Consumer is too long":                  {Consumer: strings.Repeat("c", 256), Offsets: store},
-		"Config.Prefetch":                              {Prefetch: -1},
-		"Config.SaveEvery":                             {SaveEvery: maxSaveEvery + 1},
-		"Config.Attempts":                              {Attempts: -1},
-		"Config.Backoff(1)":                            {Backoff: retry.Delays(0)},
-		"Config.GiveUpAfter":                           {GiveUpAfter: -1},
-		"Config.Rules[0].If":                           {Rules: []retry.ErrorRule{{}}},
-		"Config.SaveInterval":                          {SaveInterval: -1},
-		"Config.Grace":                                 {Grace: -1},
-		"Config.Failed":                                {Failed: "what"},
-		"Config.FailedQueue":                           {Failed: FailedForward},
-		"Config.FailedQueue isn't used":                {Failed: FailedSkip, FailedQueue: "q"},
+		"Config.Consumer":                 {Offsets: store},
+		"Config.Offsets":                  {Consumer: "c"},
+		"Config.Offsets is a nil pointer": {Consumer: "c", Offsets: (*MemoryStore)(nil)},
+		"Config.Consumer is too long":     {Consumer: strings.Repeat("c", 256), Offsets: store},
+		"Config.Prefetch":                 {Prefetch: -1},
+		"Config.SaveEvery":                {SaveEvery: maxSaveEvery + 1},
+		"Config.Attempts":                 {Attempts: -1},
+		"Config.Backoff(1)":               {Backoff: retry.Delays(0)},
+		"Config.GiveUpAfter":              {GiveUpAfter: -1},
+		"Config.Rules[0].If":              {Rules: []retry.ErrorRule{{}}},
+		"Config.SaveInterval":             {SaveInterval: -1},
+		"Config.Grace":                    {Grace: -1},
+		"Config.Failed":                   {Failed: "what"},
+		"Config.FailedQueue":              {Failed: FailedForward},
+		"Config.FailedQueue has no effect with this value of Failed": {Failed: FailedSkip, FailedQueue: "q"},
 		"Config.From":                                  {From: At(math.MaxUint64)},
 		"Config.From isn't above zero":                 {From: Ago(0)},
 		"Config.From isn't a time":                     {From: Since(time.Time{})},
@@ -159,7 +159,7 @@ func TestFileStore(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	assert.ErrorContains(t, load("c", "s").(error), path)
 	require.NoError(t, os.WriteFile(path, []byte(`{"consumer":"d","stream":"s","next":3}`), 0o600))
-	assert.ErrorContains(t, load("c", "s").(error), `is of consumer "d"`)
+	assert.ErrorContains(t, load("c", "s").(error), `belongs to consumer "d"`)
 	for range 2 {
 		require.NoError(t, s.Delete(ctx, "c", "s"))
 	}
@@ -171,7 +171,7 @@ func TestFileStore(t *testing.T) {
 	}
 }
 
-// slowStore answers when it is told to.
+// slowStore answers on demand.
 type slowStore struct {
 	MemoryStore
 	begun  chan uint64
@@ -277,10 +277,11 @@ func TestVerdicts(t *testing.T) {
 		"forward":         {copied, 3, verdict{do: doForward, forward: copied}},
 		"bad forward":     {client.Forward{}, 1, verdict{do: doGiveUp, reason: client.ReasonUnforwardable}},
 		"else":            {client.Forward{Else: client.Requeue{}}, 3, verdict{pause: time.Second}},
+		"park":            {client.Park{Token: "payment", Until: time.Now().Add(time.Hour), Annotations: own}, 1, verdict{do: doGiveUp, reason: client.ReasonUnparkable, annotations: own}},
 		"nil pointer":     {(*client.DeadLetter)(nil), 1, verdict{counts: true, pause: time.Second}},
 	} {
 		got := k.judge(&failure{err: c.err, attempts: c.attempt})
-		if name == "bad forward" {
+		if name == "bad forward" || name == "park" {
 			assert.NotEmpty(t, got.text)
 			got.text = ""
 		}
@@ -312,7 +313,7 @@ func TestPolicyInPlace(t *testing.T) {
 		}
 		v := k.judge(f)
 		assert.Equal(t, retry.ReasonExhausted, v.reason)
-		assert.Equal(t, "gave up 1m0s after the first failure: down", v.text)
+		assert.Equal(t, "dead-lettered 1m0s after the first failure: down", v.text)
 		f.err = retry.Snooze(time.Second)
 		assert.Equal(t, retry.ReasonExhausted, k.judge(f).reason, "it has failed before")
 		assert.Equal(t, verdict{pause: time.Hour}, k.judge(&failure{err: retry.Snooze(time.Hour), attempts: 1}))

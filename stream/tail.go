@@ -11,14 +11,13 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// resolve finds the offset at which the consumer begins, and saves it before anything is
-// delivered: the next start then misses nothing that is published while no consumer runs.
-// RabbitMQ reports no offset before it delivers a message, so the last chunk is read for
-// it, which also works on an idle stream.
+// resolve finds the offset at which the consumer starts, and saves it before anything is
+// delivered: then the next start doesn't skip what is published while no consumer runs. RabbitMQ
+// reports no offset before it delivers a message, so resolve reads the last chunk, which also
+// works on an idle stream.
 //
-// A saved position must not be behind the end of the stream: RabbitMQ would wait for the
-// stream to get that far, and leave out what comes until then
-// (TestStreamPositionBehindTheEnd).
+// A saved position must not be beyond the end of the stream: RabbitMQ would wait for the stream
+// to get that far, and skip everything published until then (TestStreamPositionBehindTheEnd).
 func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
 	if k.at.kind == offsetFirst || k.at.kind == offsetNumber && (!k.saved || k.at.n == 0) {
 		return nil
@@ -42,7 +41,7 @@ func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
 		if from.kind == offsetAgo { // before Consume was called
 			from.since += time.Since(k.began)
 		}
-		// What is published behind the look at the end is later than from, or comes next.
+		// What is published after reading the end is later than from, or comes next.
 		n, found, err := k.firstOf(ctx, raw, from)
 		if err != nil {
 			return err
@@ -54,7 +53,7 @@ func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
 	return k.remember(ctx, at)
 }
 
-// remember saves the offset at which the consumer begins.
+// remember saves the offset at which the consumer starts.
 func (k *consumer) remember(ctx context.Context, at uint64) error {
 	if k.cfg.Offsets != nil {
 		limited, cancel := context.WithTimeout(ctx, saveTimeout)
@@ -90,27 +89,27 @@ func (k *consumer) firstOf(ctx context.Context, raw *dedicated.Conn, from Offset
 }
 
 const (
-	// gapLimit bounds the look for a gap's cause. A busy broker opens few connections.
+	// gapLimit limits the search for a gap's cause. A busy broker opens few connections.
 	gapLimit = 30 * time.Second
-	// gapPause is how long after a gap that retention caused the next one is looked into,
-	// and gapOther how long after one with another cause.
+	// gapPause is the pause after a gap that retention caused before the next one is examined,
+	// and gapOther the pause after one with another cause.
 	gapPause = time.Second
 	gapOther = time.Minute
 )
 
-// gaps looks for the causes of gaps, for one at a time, beside the deliveries.
+// gaps searches for the causes of gaps, one at a time, in parallel with the deliveries.
 type gaps struct {
 	peeking atomic.Bool
-	stop    context.CancelFunc // of the last look; nil: there was none
+	stop    context.CancelFunc // of the last search; nil: there was none
 	ended   chan struct{}
-	next    time.Time // before it, no gap is looked into; of who looks, while somebody does
+	next    time.Time // no gap is examined before it; owned by the running search
 }
 
-// gap logs that retention has removed the messages before offset. RabbitMQ continues with the
-// oldest message without a word, also under a live consumer
-// (TestStreamRetentionUnderALiveConsumer). But a gap alone proves nothing: the records in
-// which RabbitMQ tracks offsets and publishers of its stream protocol have offsets, too. So
-// the stream's oldest offset decides. It is logged, as retention goes on until it is read.
+// gap logs that retention has removed the messages before offset. RabbitMQ silently continues
+// with the oldest message, also under a live consumer (TestStreamRetentionUnderALiveConsumer).
+// But a gap alone proves nothing: the records in which RabbitMQ tracks offsets and publishers of
+// its stream protocol have offsets, too. So the stream's oldest offset decides. It is logged,
+// because retention continues until it is read.
 func (k *consumer) gap(ctx context.Context, offset uint64) {
 	if k.gaps.peeking.Load() || time.Now().Before(k.gaps.next) {
 		return
@@ -126,7 +125,7 @@ func (k *consumer) gap(ctx context.Context, offset uint64) {
 	}(k.at.n, k.behind, k.gaps.stop, k.gaps.ended)
 }
 
-// end ends a look.
+// end stops a search.
 func (g *gaps) end() {
 	if g.stop == nil {
 		return
@@ -140,7 +139,7 @@ func (g *gaps) end() {
 	}
 }
 
-// explain logs the cause of a gap, and returns how long to wait before the next is looked into.
+// explain logs the cause of a gap, and returns how long to wait before the next is examined.
 func (k *consumer) explain(ctx context.Context, from, to uint64, behind int) time.Duration {
 	var oldest uint64
 	var found bool
@@ -153,11 +152,11 @@ func (k *consumer) explain(ctx context.Context, from, to uint64, behind int) tim
 	attrs := []any{"consumer", k.cfg.Consumer, "from", from, "to", to}
 	switch {
 	case err != nil:
-		k.log.Warn("hopback: the stream has skipped offsets, and whether retention removed their messages is unknown", append(attrs, "error", err)...)
+		k.log.Warn("hopback: a stream consumer found missing offsets, and can't determine whether retention removed their messages", append(attrs, "error", err)...)
 	case !found || oldest <= from:
 		return gapOther
 	default:
-		k.log.Warn("hopback: retention removed messages of the stream before its consumer got to them", append(attrs, "oldest", oldest)...)
+		k.log.Warn("hopback: retention removed messages of the stream before the consumer handled them; keep messages longer, or make the consumer faster", append(attrs, "oldest", oldest)...)
 	}
 	return gapPause
 }
@@ -176,12 +175,12 @@ func (k *consumer) oldest(ctx context.Context, behind int) (n uint64, found bool
 const (
 	// tailStep is how many messages of the last chunk are asked for at once.
 	tailStep = 200
-	// maxTail ends the walk through a stream that grows faster than it is read.
+	// maxTail limits the scan of a stream that grows faster than it is read.
 	maxTail = 20_000
 )
 
-// tail returns the first offset of the last chunk, and the one behind the last message.
-// Both are 0 if the stream is empty.
+// tail returns the first offset of the last chunk, and the one after the last message. Both are 0
+// if the stream is empty.
 func (k *consumer) tail(ctx context.Context, raw *dedicated.Conn) (begin, end uint64, err error) {
 	filter := Filter{}.set(Last())
 	r, err := raw.ReceiverOf(ctx, k.source, filter)
@@ -212,7 +211,7 @@ func (k *consumer) tail(ctx context.Context, raw *dedicated.Conn) (begin, end ui
 	return begin, end, r.Close(ctx)
 }
 
-var errNoOffset = errors.New("the broker sent a message of a stream without an offset")
+var errNoOffset = errors.New("the broker sent a message from a stream without an offset")
 
 func offsetOfEncoded(payload []byte) (uint64, bool) {
 	m, err := frames.DecodeMessage(payload)

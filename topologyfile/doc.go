@@ -1,6 +1,6 @@
-// Package topologyfile reads topologies from small YAML files. The hopback command
-// works on these files, and a worker can take its policy from one, so both mean the
-// same.
+// Package topologyfile reads RabbitMQ topologies from small YAML files. Use it to share one file
+// between the hopback command, which declares it, and a worker, which takes its retry policy from
+// it.
 //
 //	retry:
 //	  delays: [10s, 1m, 10m]
@@ -13,12 +13,16 @@
 //	bindings:
 //	  - {source: shop, queue: orders, key: order.*}
 //
-// Work queues get the retry topology of package retry. Queues, exchanges and bindings are
-// declared as they are. The keys of queues are RabbitMQ's arguments without their "x-".
-// Durations have a unit, as in 10s, 1m30s or 250ms. [Schema] has every key, for editors and
-// for people.
+// [Schema] returns every key with a description, also for editors. In short:
 //
-// Unknown keys, repeated keys, values of another type, YAML's anchors and a second document
-// are refused. An [Error] names the line and says what to write instead. Up to 20 mistakes
-// are reported at once.
+//   - Work queues get the retry topology of package retry.
+//   - Queues, exchanges, and bindings are declared without additions.
+//   - The keys of queues are RabbitMQ's arguments without their "x-".
+//   - Durations have a unit, as in 10s, 1m30s, or 250ms.
+//
+// Unknown keys, repeated keys, values of another type, YAML's anchors, and a second document are
+// errors. An [Error] contains the line and what to write instead. [Parse] reports up to 20
+// mistakes at once.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package topologyfile

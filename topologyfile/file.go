@@ -21,24 +21,26 @@ import (
 // queues.
 const maxSize = 1 << 20
 
-// File is a valid topology file.
+// File is the content of a valid topology file. [Parse] returns it.
 type File struct {
-	// Policy is the policy of the section retry, for retry.With in a worker and for
-	// retry.Central. Its Rules are for Central. A worker adds RetryIf and Rules. A rule that
-	// it adds with delays of its own needs queues for them, which aren't in Topology.
+	// Policy is the policy of the section retry. Pass it to retry.With in a worker, or to
+	// retry.Central. Its Rules are for Central. A worker can set RetryIf and Rules. If it adds a
+	// rule with different delays, it must declare their delay queues itself: they aren't in
+	// Topology.
 	Policy retry.Policy
-	// Central is the section central, for retry.Central. It is nil without one.
+	// Central is the section central, for retry.Central. It is nil if the file has no such
+	// section.
 	Central *retry.CentralConfig
-	// Work holds the work-queues. Other holds the queues, exchanges and bindings.
+	// Work contains the work-queues. Other contains the queues, exchanges, and bindings.
 	Work  []declare.QuorumQueue
 	Other declare.Topology
-	// Topology is everything to declare: Other, the work queues, and the queues, exchanges
-	// and bindings that the policy needs for them.
+	// Topology is everything to declare: Other, the work queues, and the queues, exchanges, and
+	// bindings that the policy needs for them.
 	Topology declare.Topology
 }
 
-// Parse reads a file. Its errors begin with name. The error is every *[Error],
-// joined, up to 20 of them.
+// Parse reads a file. name is the file's name, for errors. The error joins every *[Error], up to
+// 20 of them.
 func Parse(name string, text []byte) (File, error) {
 	r := &reader{file: name}
 	root := r.parse(text)
@@ -70,7 +72,7 @@ func (r *reader) parse(text []byte) *yaml.Node {
 	}
 	switch {
 	case bytes.IndexByte(text, 0) >= 0 || !utf8.Valid(text):
-		return whole("isn't text in UTF-8", "give a YAML file")
+		return whole("isn't text in UTF-8", "pass a YAML file")
 	case len(text) > maxSize:
 		return whole(fmt.Sprintf("has more than %d bytes, too many for a topology file", maxSize), "split it, or check that it is the right file")
 	}
@@ -83,11 +85,11 @@ func (r *reader) parse(text []byte) *yaml.Node {
 		return r.notYAML(err, lines.read)
 	}
 	if empty {
-		return whole("is empty", "name a work queue:\n\nwork-queues:\n  orders:\n")
+		return whole("is empty", "add a work queue:\n\nwork-queues:\n  orders:\n")
 	}
 	root := doc.Content[0]
 	if root.Kind != yaml.MappingNode {
-		r.bad(at{node: root}, value(root), fmt.Sprintf("is %s, and should be a mapping", is(root)), "begin the file with a section, such as work-queues:")
+		r.bad(at{node: root}, value(root), fmt.Sprintf("is %s, and should be a mapping", is(root)), "start the file with a section, such as work-queues:")
 		return nil
 	}
 	var second yaml.Node
@@ -104,10 +106,9 @@ func (r *reader) parse(text []byte) *yaml.Node {
 
 // notYAML reports a syntax error. read is how many lines the parser has read.
 func (r *reader) notYAML(err error, read int) *yaml.Node {
-	// The parser says "yaml: line 3: ..." or leaves the line out. Its line is that of
-	// the list, mapping or text that it is in the middle of, or the one before. It
-	// stops reading where it notices what is wrong, and that is where people look;
-	// only for quotes that aren't closed it reads on to the end.
+	// The parser says "yaml: line 3: ..." or leaves the line out. Its line is that of the list,
+	// mapping, or text that it is reading, or the one before. It stops reading where it notices
+	// the mistake, and that is where people search; only for unclosed quotes it reads to the end.
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	n := &yaml.Node{Line: max(read, 1)}
 	var line int
@@ -117,11 +118,11 @@ func (r *reader) notYAML(err error, read int) *yaml.Node {
 			n.Line = line
 		}
 	}
-	r.bad(at{node: n}, nil, "isn't YAML: "+text, "look at this line and the one above; YAML doesn't allow tabs for indentation, and names with special characters need quotes")
+	r.bad(at{node: n}, nil, "isn't YAML: "+text, "check this line and the one above; YAML doesn't allow tabs for indentation, and names with special characters need quotes")
 	return nil
 }
 
-// lineReader hands out a line at a time, so that it is known how far the parser came.
+// lineReader returns one line at a time, to know how far the parser has read.
 type lineReader struct {
 	rest []byte
 	read int
@@ -145,7 +146,7 @@ func (l *lineReader) Read(p []byte) (int, error) {
 func (s retrySection) policy(r *reader, root *yaml.Node) retry.Policy {
 	p := retry.Policy{
 		MaxRetries: int(s.maxRetries), Jitter: s.jitter, GiveUpAfter: s.giveUpAfter, Immediate: s.immediate,
-		Strategy: s.strategy, ReplayByMove: s.replayByMove, Names: s.names,
+		Strategy: s.strategy, ReplayByMove: s.replayByMove, Claimable: s.claimable, Names: s.names,
 	}
 	here := retryPlace(root)
 	switch {
@@ -198,7 +199,7 @@ func (c centralSection) config() retry.CentralConfig {
 	}
 }
 
-// retryPlace is the place of the retry section, of which a policy is made.
+// retryPlace is the place of the retry section, which becomes a policy.
 func retryPlace(root *yaml.Node) place {
 	p := place{at: at{root, argument.Root("retry")}, fields: policyFields}
 	for i := 0; i+1 < len(root.Content); i += 2 {
@@ -263,7 +264,7 @@ func (d *document) join(r *reader, root *yaml.Node, f *File) {
 	}
 	f.Topology = all
 	if len(all.Exchanges)+len(all.Queues)+len(all.Bindings) == 0 && f.Central == nil {
-		r.bad(at{node: root}, nil, "declares nothing", "name a work queue:\n\nwork-queues:\n  orders:\n")
+		r.bad(at{node: root}, nil, "declares nothing", "add a work queue:\n\nwork-queues:\n  orders:\n")
 	}
 }
 
@@ -293,8 +294,8 @@ func (d *document) centralParts(r *reader, f *File) (parts []declare.Topology) {
 	return parts
 }
 
-// contradictions finds the places of what is declared twice with different values: in
-// the file, or there and by the retry topology.
+// contradictions finds the places of resources that are declared twice with different values: in
+// the file, or in the file and by the retry topology.
 func (d *document) contradictions(r *reader, root *yaml.Node, parts []declare.Topology, err error) {
 	type resource struct{ kind, name string }
 	places := map[resource]at{}
@@ -327,14 +328,14 @@ func (d *document) contradictions(r *reader, root *yaml.Node, parts []declare.To
 			place = at{root, theFile}
 		}
 		logged := *e
-		logged.Path, logged.Remedy = place.path, "give it another name, or leave it out: the retry topology declares what it needs"
+		logged.Path, logged.Remedy = place.path, "use another name, or leave it out: the retry topology declares what it needs"
 		r.add(place.node, &logged)
 	}
 }
 
-// Encode writes t as a file from which Parse reads the same topology. It writes
-// every queue, exchange and binding by itself, and no work-queues. An error is
-// that of t.Validate.
+// Encode writes t as a file from which [Parse] reads the same topology. Use it to convert an
+// existing topology. It writes every queue, exchange, and binding separately, and no work-queues.
+// The error is that of t.Validate.
 func Encode(t declare.Topology) ([]byte, error) {
 	if err := t.Validate(); err != nil {
 		return nil, err
@@ -371,7 +372,7 @@ func Encode(t declare.Topology) ([]byte, error) {
 	return b.Bytes(), e.Close()
 }
 
-// Schema returns the JSON schema of a file, for editors.
+// Schema returns the JSON schema of a topology file, for editors.
 func Schema() []byte {
 	schema := objectSchema(fileKeys())
 	schema["$schema"] = "http://json-schema.org/draft-07/schema#"

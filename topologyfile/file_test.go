@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var update = flag.Bool("update", false, "write schema.json anew")
+var update = flag.Bool("update", false, "write schema.json again")
 
 func parse(t *testing.T, text string) topologyfile.File {
 	t.Helper()
@@ -98,7 +98,7 @@ func TestSpecialValues(t *testing.T) {
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string][]string{
-		"":                               {"topology.yaml: the file is empty; name a work queue"},
+		"":                               {"topology.yaml: the file is empty; add a work queue"},
 		"# nothing\n":                    {"the file is empty"},
 		"---\n":                          {"the file is empty"},
 		"work-queues:":                   {"topology.yaml:1:1: the file declares nothing"},
@@ -121,7 +121,7 @@ func TestErrors(t *testing.T) {
 		"work-queues:\n  a:\n    delivry-limit: 5":                 {`3:5: work-queues.a.delivry-limit isn't a known key; did you mean "delivery-limit"?`},
 		"work-queues:\n  a: {x-message-ttl: 5s}":                   {`did you mean "message-ttl"?`},
 		"work-queues:\n  a: {max_priority: 5}":                     {`did you mean "max-priority", which belongs to a classic queue?`},
-		"retry: {colour: red}":                                     {"known are strategy, delays"},
+		"retry: {colour: red}":                                     {"known words: strategy, delays"},
 		"retry: {strategy: nativ}":                                 {`1:19: retry.strategy = "nativ" isn't one of republish, dead-letter, native, auto; did you mean "native"?`},
 		"retry: {strategy: 1}":                                     {`retry.strategy = "1" is an integer, and should be one of`},
 		"retry: {delays: 10s}":                                     {`retry.delays = "10s" is text, and should be a list`},
@@ -137,7 +137,7 @@ func TestErrors(t *testing.T) {
 		"retry: {exponential: {first: 1s, factor: 0}}":             {"isn't a number above zero"},
 		"retry: {exponential: {first: 1s, factor: .inf}}":          {"isn't a number above zero"},
 		"retry: {max-retries: -1}":                                 {"retry.max-retries = -1 is below 0"},
-		"retry: {max-retries: 99999}":                              {"topology.yaml:1:22: retry.max-retries = 99999 is not from 1 to 1000; write one of these, or none"},
+		"retry: {max-retries: 99999}":                              {"topology.yaml:1:22: retry.max-retries = 99999 is not from 1 to 1000; use a value in that range, or none"},
 		"retry: {max-retries: 0}":                                  {"retry.max-retries = 0 is ambiguous; write none for no retries"},
 		"retry: {max-retries: 010}":                                {"without leading zeros"},
 		"retry: {max-retries: 0x10}":                               {"write decimal digits"},
@@ -151,7 +151,7 @@ func TestErrors(t *testing.T) {
 		"work-queues: {a: 1}":                                                   {`work-queues.a = "1" is an integer, and should be a mapping`},
 		"work-queues: {a: , a: }":                                               {"work-queues.a is a duplicate of the key in line 1; keep one of them"},
 		"work-queues:\n  b:\n  a.*:\n":                                          {`topology.yaml:3:3: work-queues.a.* = "a.*" has the word "*"`},
-		"work-queues: {amq.a: }":                                                {`begins with "amq."`},
+		"work-queues: {amq.a: }":                                                {`starts with "amq."`},
 		"work-queues: {'': }":                                                   {"is empty"},
 		"work-queues: {a: {message-ttl: 5}}":                                    {"has no unit"},
 		"work-queues: {a: {single-active-consumer: yes}}":                       {`is text, and should be true or false`},
@@ -163,7 +163,7 @@ func TestErrors(t *testing.T) {
 		"work-queues: {a: {arguments: {x-a: .nan}}}":                            {"is a number with a fraction"},
 		"work-queues: {a: {arguments: {x-a: [[[[[[[[[1]]]]]]]]]}}}":             {"is nested too deeply"},
 		"work-queues: {a: {dead-letter: drop}}\nretry: {strategy: dead-letter}": {"leave it out, or use another strategy"},
-		"work-queues: {a: , b: {overflow: drop-head}}":                          {"topology.yaml:1:34: work-queues.b.overflow", "dead-letter at most once; leave it out, or give dead-letter the strategy at-most-once"},
+		"work-queues: {a: , b: {overflow: drop-head}}":                          {"topology.yaml:1:34: work-queues.b.overflow", "dead-letter at most once; leave it out, or set the strategy of dead-letter to at-most-once"},
 
 		"queues: {a: }":                                                   {"1:10: queues.a.dead-letter isn't set", "put it under work-queues"},
 		"queues: {a: {type: clasic}}":                                     {`did you mean "classic"?`},
@@ -174,7 +174,7 @@ func TestErrors(t *testing.T) {
 		"queues: {a: {dead-letter: {}}}":                                  {"names neither a queue nor an exchange"},
 		"queues: {a: {dead-letter: {queue: b, exchange: c}}}":             {"also an exchange or a routing key"},
 		"queues: {a: {type: stream, max-age: 1500ms}}":                    {"queues.a.max-age", "write whole seconds"},
-		"work-queues: {a: }\nqueues: {a.dead: {dead-letter: drop}}":       {"2:10: queues.a.dead", "is declared twice with different values", "give it another name, or leave it out"},
+		"work-queues: {a: }\nqueues: {a.dead: {dead-letter: drop}}":       {"2:10: queues.a.dead", "is declared twice with different values", "use another name, or leave it out"},
 		"work-queues: {a: }\nexchanges: {retry_exchange: {type: direct}}": {"2:13: exchanges.retry_exchange", "declared twice"},
 
 		"bindings: {}":                                                          {"bindings is a mapping, and should be a list"},
@@ -182,12 +182,12 @@ func TestErrors(t *testing.T) {
 		"bindings: [{source: a}]":                                               {"1:12: bindings[0].queue is empty, and so is exchange"},
 		"bindings: [{source: a, queue: b, exchange: c}]":                        {`1:31: bindings[0].queue = "b" is set, and so is exchange`},
 		"bindings: [{source: a, queue: b, match: any}]":                         {"bindings[0].headers is empty", "or match: all"},
-		"bindings: [{source: a, queue: b, headers: {x-a: 1}}]":                  {"1:49: bindings[0].headers.x-a = 1 begins with", "use match: all-with-x"},
+		"bindings: [{source: a, queue: b, headers: {x-a: 1}}]":                  {"1:49: bindings[0].headers.x-a = 1 starts with", "use match: all-with-x"},
 		"bindings: [{source: a, queue: b, headers: {a: 1}, arguments: {a: 1}}]": {"1:66: bindings[0].arguments.a = 1 is in both maps: it is also headers.a"},
 		"bindings: [{source: a, queue: b, arguments: {a: [1, 'x']}, headers: {m: [1]}, match: all}]\nqueues: {q: {type: raw, arguments: {x-queue-type: quorum, x-delivery-limit: no}}}": {"2:77: queues.q.arguments.x-delivery-limit"},
 		"work-queues: {a: {arguments: {x-queue-type: stream}}}":                                       {"1:45: work-queues.a.arguments.x-queue-type", "use the key type, under queues"},
 		"work-queues: {a: {message-ttl: 0.5ms}}":                                                      {"1:32: work-queues.a.message-ttl", "write whole milliseconds"},
-		"work-queues: {a: {delayed-retry-min: 1s}}":                                                   {"work-queues.a.delayed-retry-type", "write delayed-retry-type: all, failed or returned"},
+		"work-queues: {a: {delayed-retry-min: 1s}}":                                                   {"work-queues.a.delayed-retry-type", "write delayed-retry-type: all, failed, or returned"},
 		"work-queues: {a: {delayed-retry-type: all, delayed-retry-min: 2s, delayed-retry-max: 1s}}":   {"1:86: work-queues.a.delayed-retry-max", "is shorter than delayed-retry-min"},
 		"work-queues: {a: {quorum-initial-group-size: 3, consumer-timeout: 90000h}}":                  {"1:67: work-queues.a.consumer-timeout", "is longer than ten years"},
 		"queues: {a: {type: classic, dead-letter: {exchange: x, strategy: at-least-once}}}":           {"1:66: queues.a.dead-letter.strategy", "add strategy: at-most-once to its dead-letter"},
@@ -197,9 +197,9 @@ func TestErrors(t *testing.T) {
 		"exchanges: {x: {alternate-exchange: ..}}":                                                    {"1:37: exchanges.x.alternate-exchange", "is special in the broker"},
 		"exchanges: {x: {arguments: {alternate-exchange: y}}}":                                        {"1:49: exchanges.x.arguments.alternate-exchange", "it belongs in alternate-exchange"},
 		"exchanges: {retry_exchange: {type: direct}}\nwork-queues: {retry_exchange: }":                {`1:13: exchanges.retry_exchange = "retry_exchange" is declared twice with different values: type is "topic", then "direct"`},
-		"retry: {exponential: {first: 1ms, factor: 1.01}, max-retries: 1000}":                         {"1:22: retry.exponential returns 637 different delays", "give exponential a max"},
+		"retry: {exponential: {first: 1ms, factor: 1.01}, max-retries: 1000}":                         {"1:22: retry.exponential returns 637 different delays", "set exponential.max"},
 		"retry: {exponential: {first: 80000h}}":                                                       {"1:22: retry.exponential = ", "is a delay out of range"},
-		"retry: {any-delay: {unit: 1ms, levels: 2}}":                                                  {"retry.delays", "longer delay than the ladder can hold"},
+		"retry: {any-delay: {unit: 1ms, levels: 2}}":                                                  {"retry.delays", "longer delay than the ladder supports"},
 		"bindings: [{source: a, queue: 1}]":                                                           {"is an integer, and should be text; put it in quotes"},
 		"bindings: [{source: a, queue: b, match: al}]":                                                {`did you mean "all"?`},
 
@@ -230,7 +230,7 @@ func TestErrors(t *testing.T) {
 // upper-case letter within.
 var goWords = regexp.MustCompile(`\b(declare|retry|argument)\.[A-Z]|[a-z][A-Z][a-z]+|\b(Policy|Ladder|Names|Topology)\.`)
 
-// A fault is told to each reader in the reader's own words: to one who writes Go, with
+// Each reader gets a fault in their own words: to one who writes Go, with
 // the path of the field; to one who writes a file, with the path of the key and its
 // line.
 func TestTheSameFaultInGoAndInAFile(t *testing.T) {
@@ -258,8 +258,8 @@ func TestTheSameFaultInGoAndInAFile(t *testing.T) {
 		"a number": {
 			retry.Policy{MaxRetries: 5000}.Validate(),
 			"retry:\n  max-retries: 5000",
-			"hopback: Policy.MaxRetries = 5000 is not from 1 to 1000; use one of these, 0 for the default, or retry.NoRetries",
-			"f:2:16: retry.max-retries = 5000 is not from 1 to 1000; write one of these, or none",
+			"hopback: Policy.MaxRetries = 5000 is not from 1 to 1000; use a value in that range, 0 for the default, or retry.NoRetries",
+			"f:2:16: retry.max-retries = 5000 is not from 1 to 1000; use a value in that range, or none",
 		},
 		"a struct within": {
 			retry.Policy{AnyDelay: &retry.Ladder{Levels: 99}}.Validate(),
@@ -288,8 +288,8 @@ func TestTheSameFaultInGoAndInAFile(t *testing.T) {
 		"a remedy of the file's own": {
 			declare.QuorumQueue{Name: "a", Overflow: declare.OverflowDropHead, DeadLetter: declare.ToQueue("d")}.Validate(),
 			"queues:\n  a:\n    dead-letter: {queue: d}\n    overflow: drop-head",
-			`hopback: QuorumQueue("a").Overflow = "drop-head" silently makes the broker dead-letter at most once; leave it empty, or set DeadLetter.AtMostOnce`,
-			`f:4:15: queues.a.overflow = "drop-head" silently makes the broker dead-letter at most once; leave it out, or give dead-letter the strategy at-most-once`,
+			`hopback: QuorumQueue("a").Overflow = "drop-head" makes the broker silently dead-letter at most once; leave it empty, or set DeadLetter.AtMostOnce`,
+			`f:4:15: queues.a.overflow = "drop-head" makes the broker silently dead-letter at most once; leave it out, or set the strategy of dead-letter to at-most-once`,
 		},
 	} {
 		assert.Equal(t, c.notified, goError(c.inGo), name)
@@ -470,7 +470,7 @@ func TestEncodedTopologyIsReadBackAsTheSame(t *testing.T) {
 	require.True(t, errors.As(err, &bad))
 }
 
-// Whatever is in a file, it is read or refused with a place; and what is read fits
+// Any file is read or refused with a place; and what is read fits
 // the schema, can be declared, and is read back from what Encode writes.
 func FuzzParse(f *testing.F) {
 	for _, text := range examples(f) {
@@ -521,7 +521,7 @@ func TestLargeFiles(t *testing.T) {
 		_, err := topologyfile.Parse("f", []byte("queues: "+strings.Repeat(open, 200_000)))
 		assert.ErrorContains(t, err, "isn't YAML")
 	}
-	assert.Less(t, time.Since(began), 20*time.Second)
+	assert.Less(t, time.Since(began), 3*time.Minute)
 }
 
 // elsewhere is a file for another system's queues.

@@ -8,8 +8,8 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// hint is what to write in place of a word that isn't known here: the nearest of
-// those that are, where else it is known, or what is known.
+// hint is the remedy for an unknown word: the nearest known word, where else the word is known,
+// or all known words.
 func (r *reader) hint(got string, known []string) string {
 	if len(r.errs) > maxErrors {
 		return "" // nobody will see it
@@ -27,5 +27,5 @@ func (r *reader) hint(got string, known []string) string {
 			return fmt.Sprintf("did you mean %q, which belongs %s?", best, s.where)
 		}
 	}
-	return "known are " + strings.Join(known, ", ")
+	return "known words: " + strings.Join(known, ", ")
 }

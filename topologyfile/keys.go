@@ -10,7 +10,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// document is the whole file as it is written.
+// document is the whole file in its written form.
 type document struct {
 	retry    retrySection
 	hasRetry bool
@@ -51,6 +51,7 @@ type retrySection struct {
 	hasLadder    bool
 	names        retry.Names
 	replayByMove bool
+	claimable    bool
 	rules        []ruleSection
 }
 
@@ -93,16 +94,16 @@ func fileKeys() []key[document] {
 			},
 		},
 		{
-			name: "central", about: "Retry what workers of any kind reject, by the process that hopback retry run starts. It is for all work queues here.",
+			name: "central", about: "Retry what workers of any kind reject, with hopback retry run. It is for all work queues of this file.",
 			schema: objectSchema(centralKeys),
 			read: func(r *reader, a at, d *document) {
 				d.centralAt, d.centralKeys = a.node, a.node
 				d.central, _ = object(centralKeys).read(r, a)
 			},
 		},
-		collection("work-queues", "Quorum queues whose failed messages are retried, by name. Each gets a dead-letter queue of its own.", object(workKeys),
+		collection("work-queues", "Quorum queues whose failed messages are retried, by name. Each gets a dead-letter queue.", object(workKeys),
 			func(d *document) *[]named[declare.QuorumQueue] { return &d.work }),
-		collection("queues", "Other queues, by name, declared as they are.", anyQueue,
+		collection("queues", "Other queues, by name. They get no retries.", anyQueue,
 			func(d *document) *[]named[declare.Queue] { return &d.queues }),
 		collection("exchanges", "Exchanges, by name. All are durable.", object(exchangeKeys),
 			func(d *document) *[]named[declare.Exchange] { return &d.exchanges }),
@@ -166,37 +167,39 @@ func inOneLine(n *yaml.Node) *yaml.Node {
 }
 
 var retryKeys = []key[retrySection]{
-	with("strategy", "How a message waits: republish (default) makes a copy in a delay queue; dead-letter has the broker carry it there; native has the queue hold it (RabbitMQ 4.3); auto chooses when the consumer starts, and declares what any of them needs.",
+	with("strategy", "How a message waits: republish (default) publishes a copy to a delay queue; dead-letter has the broker move it there; native keeps it in its queue (RabbitMQ 4.3); auto chooses when the consumer starts, and declares what any of them needs.",
 		like[retry.Strategy](word(string(retry.StrategyRepublish), string(retry.StrategyDeadLetter), string(retry.StrategyNative), string(retry.StrategyAuto))),
 		func(s *retrySection) *retry.Strategy { return &s.strategy }),
 	with("delays", "How long a message waits before each retry. Further retries wait as long as the last. Each different delay is a queue. Default: 10s, 1m, 5m, 10m, 30m.",
 		listOf(duration, "write a list of times, such as [10s, 1m, 10m]"), func(s *retrySection) *[]time.Duration { return &s.delays }),
-	with("exponential", "In place of delays: delays that grow.", object(exponentialKeys), func(s *retrySection) *exponential { return &s.exponential }),
+	with("exponential", "Growing delays, instead of delays.", object(exponentialKeys), func(s *retrySection) *exponential { return &s.exponential }),
 	with("max-retries", "How often a message is retried after its first attempt, or none. Default: 5.", maxRetries, func(s *retrySection) *retries { return &s.maxRetries }),
 	with("jitter", "How delays are spread: none (default), equal (half of the delay and a random part of the other half) or full (a random part of all of it). equal and full need the strategy native or auto, or any-delay.",
 		like[retry.Jitter](word(string(retry.JitterNone), string(retry.JitterEqual), string(retry.JitterFull))), func(s *retrySection) *retry.Jitter { return &s.jitter }),
-	with("give-up-after", "Dead-letter a message rather than retry it later than this after its first failure. Default: no such limit.", duration,
+	with("give-up-after", "Dead-letter a message instead of retrying it later than this after its first failure. Default: no limit.", duration,
 		func(s *retrySection) *time.Duration { return &s.giveUpAfter }),
 	with("immediate", "How often a failed handler is called again at once, before each delay. Default: 0.", integer[int](0), func(s *retrySection) *int { return &s.immediate }),
 	{
-		name: "any-delay", about: "Wait on a ladder of queues that can hold a message for any delay, in place of one queue for each delay; for republish.",
+		name: "any-delay", about: "A ladder of queues that holds a message for any delay, instead of one queue for each delay; for republish.",
 		schema: objectSchema(ladderKeys),
 		field:  goField{path: []string{"AnyDelay"}, keys: []string{"any-delay"}, within: goFields(ladderKeys)},
 		read: func(r *reader, a at, s *retrySection) {
 			s.anyDelay, s.hasLadder = object(ladderKeys).read(r, a)
 		},
 	},
-	with("replay-by-move", "Give dead-letter queues a way back to their work queues, so that hopback dead replay moves messages rather than copying them. Default: false.", flag,
+	with("replay-by-move", "Route messages from dead-letter queues back to their work queues, so that hopback dlq replay moves messages instead of copying them. Default: false.", flag,
 		func(s *retrySection) *bool { return &s.replayByMove }),
+	with("claimable", "Give each waiting message its message-id as a token, so that hopback retry cancel, run-now, and reschedule find it; for native and auto, from RabbitMQ 4.4. Default: false.", flag,
+		func(s *retrySection) *bool { return &s.claimable }),
 	{
-		name: "rules", about: "Treat some messages differently that workers have rejected. The first rule that matches decides.",
+		name: "rules", about: "Exceptions for some messages that workers have rejected. The first rule that matches decides.",
 		schema: map[string]any{"type": "array", "items": ruleSchema(), "minItems": 1},
 		field:  goField{path: []string{"Rules"}, keys: []string{"rules"}, within: append(goFields(ruleKeys), goField{path: []string{"Backoff"}, keys: []string{"delays"}})},
 		read: func(r *reader, a at, s *retrySection) {
 			s.rules, _ = listOf(rule, "write a line that begins with a dash for each rule").read(r, a)
 		},
 	},
-	with("names", "Names of what lies in between.", object(nameKeys), func(s *retrySection) *retry.Names { return &s.names }),
+	with("names", "Names of the exchanges and queues in between.", object(nameKeys), func(s *retrySection) *retry.Names { return &s.names }),
 }
 
 var ruleKeys = []key[ruleSection]{
@@ -206,8 +209,8 @@ var ruleKeys = []key[ruleSection]{
 	with("do", "retry (default), retry-uncounted, dead-letter or discard.",
 		like[retry.ErrorAction](word(string(retry.ActionRetry), string(retry.ActionRetryUncounted), string(retry.ActionDeadLetter), string(retry.ActionDiscard))),
 		func(u *ruleSection) *retry.ErrorAction { return &u.do }),
-	with("max-retries", "In place of the policy's, for all retries of the message.", maxRetries, func(u *ruleSection) *retries { return &u.maxRetries }),
-	with("delays", "In place of the policy's.", listOf(duration, "write a list of times, such as [10s, 1m, 10m]"), func(u *ruleSection) *[]time.Duration { return &u.delays }),
+	with("max-retries", "Instead of the policy's, for all retries of the message.", maxRetries, func(u *ruleSection) *retries { return &u.maxRetries }),
+	with("delays", "Instead of the policy's.", listOf(duration, "write a list of times, such as [10s, 1m, 10m]"), func(u *ruleSection) *[]time.Duration { return &u.delays }),
 }
 
 func ruleSchema() map[string]any {
@@ -247,20 +250,20 @@ var scalar = shape[any]{
 }
 
 var centralKeys = []key[centralSection]{
-	with("queues", "Further work queues, which exist already and stay as they are.", listOf(text, "write a list of names"), func(c *centralSection) *[]string { return &c.queues }),
+	with("queues", "Further work queues, which exist already and aren't declared.", listOf(text, "write a list of names"), func(c *centralSection) *[]string { return &c.queues }),
 	with("failed-queue", "An existing queue that failed messages arrive in. Default: failed_queue, which is declared.", text, func(c *centralSection) *string { return &c.failedQueue }),
-	with("counter", "A header that counts retries for other systems, beside x-retry-count.", text, func(c *centralSection) *string { return &c.counter }),
-	with("counter-end", "What the counter is set to when a message is given up. Default: it stays.", integer[int](-1<<31), func(c *centralSection) *int { return &c.counterEnd }),
-	with("counter-exchange", "Another system's headers exchange, which holds messages by the counter, in place of delay queues and dead-letter queues.", text,
+	with("counter", "A header that counts retries for other systems, next to x-retry-count.", text, func(c *centralSection) *string { return &c.counter }),
+	with("counter-end", "The counter's value when a message is dead-lettered for good. Default: unchanged.", integer[int](-1<<31), func(c *centralSection) *int { return &c.counterEnd }),
+	with("counter-exchange", "Another system's headers exchange, which holds messages by the counter, instead of delay queues and dead-letter queues.", text,
 		func(c *centralSection) *string { return &c.counterExchange }),
-	with("reason-key", "The header by which workers tell why they reject. Default: x-reason.", text, func(c *centralSection) *string { return &c.reasonKey }),
+	with("reason-key", "The header in which workers say why they reject a message. Default: x-reason.", text, func(c *centralSection) *string { return &c.reasonKey }),
 	with("text-key", "The header with the error's text. Default: x-error.", text, func(c *centralSection) *string { return &c.textKey }),
 	with("type-key", "The header with the error's type. Default: x-error-type.", text, func(c *centralSection) *string { return &c.typeKey }),
 }
 
 var exponentialKeys = []key[exponential]{
 	with("first", "The first delay.", duration, func(e *exponential) *time.Duration { return &e.first }).must(),
-	with("factor", "By what each delay is longer than the one before. Default: 2.", factor, func(e *exponential) *float64 { return &e.factor }),
+	with("factor", "Each delay is this many times the one before. Default: 2.", factor, func(e *exponential) *float64 { return &e.factor }),
 	with("max", "The longest delay. Default: no limit.", duration, func(e *exponential) *time.Duration { return &e.max }),
 }
 
@@ -289,20 +292,20 @@ var maxRetries = shape[retries]{
 const noneWord = "none"
 
 var ladderKeys = []key[retry.Ladder]{
-	with("unit", "What the first level holds for; each next one holds twice as long. Default: 100ms.", duration, func(l *retry.Ladder) *time.Duration { return &l.Unit }),
+	with("unit", "How long the first level holds a message. Each further level holds it twice as long. Default: 100ms.", duration, func(l *retry.Ladder) *time.Duration { return &l.Unit }),
 	with("levels", "How many levels there are. Default: 20.", integer[int](1), func(l *retry.Ladder) *int { return &l.Levels }),
 }
 
 var nameKeys = []key[retry.Names]{
-	with("prefix", "Begins all default names below, but the suffix.", text, func(n *retry.Names) *string { return &n.Prefix }),
-	with("retry-exchange", "Takes failed messages. Default: retry_exchange.", text, func(n *retry.Names) *string { return &n.RetryExchange }),
-	with("requeue-exchange", "Takes them after their delay. Default: requeue_exchange.", text, func(n *retry.Names) *string { return &n.RequeueExchange }),
-	with("dead-letter-exchange", "Takes what work queues dead-letter. Default: dead_letter_exchange.", text, func(n *retry.Names) *string { return &n.DeadLetterExchange }),
-	with("given-up-exchange", "Takes what isn't retried any more. Default: given_up_exchange.", text, func(n *retry.Names) *string { return &n.GivenUpExchange }),
-	with("return-exchange", "Brings back what the strategy dead-letter has delayed. Default: return_exchange.", text, func(n *retry.Names) *string { return &n.ReturnExchange }),
-	with("replay-exchange", "Takes what is moved back from dead-letter queues, with replay-by-move. Default: replay_exchange.", text, func(n *retry.Names) *string { return &n.ReplayExchange }),
-	with("parking", "Takes what can't be brought back: an exchange and a queue that begin with it. Default: parking.", text, func(n *retry.Names) *string { return &n.Parking }),
-	with("failed-queue", "Takes what workers reject, for central. Default: failed_queue.", text, func(n *retry.Names) *string { return &n.FailedQueue }),
+	with("prefix", "Begins every default name below, except dead-suffix.", text, func(n *retry.Names) *string { return &n.Prefix }),
+	with("retry-exchange", "Receives failed messages. Default: retry_exchange.", text, func(n *retry.Names) *string { return &n.RetryExchange }),
+	with("requeue-exchange", "Returns them to their work queues after the delay. Default: requeue_exchange.", text, func(n *retry.Names) *string { return &n.RequeueExchange }),
+	with("dead-letter-exchange", "Receives what work queues dead-letter. Default: dead_letter_exchange.", text, func(n *retry.Names) *string { return &n.DeadLetterExchange }),
+	with("given-up-exchange", "Routes dead letters to the dead-letter queues. Default: given_up_exchange.", text, func(n *retry.Names) *string { return &n.GivenUpExchange }),
+	with("return-exchange", "Returns messages that the strategy dead-letter has delayed. Default: return_exchange.", text, func(n *retry.Names) *string { return &n.ReturnExchange }),
+	with("replay-exchange", "Returns replayed dead letters, with replay-by-move. Default: replay_exchange.", text, func(n *retry.Names) *string { return &n.ReplayExchange }),
+	with("parking", "Begins the exchange and the queue for messages that can't return. Default: parking.", text, func(n *retry.Names) *string { return &n.Parking }),
+	with("failed-queue", "Receives what workers reject, for central. Default: failed_queue.", text, func(n *retry.Names) *string { return &n.FailedQueue }),
 	with("failed-exchange", "Moves messages out of the failed queue, for central. Default: failed_exchange.", text, func(n *retry.Names) *string { return &n.FailedExchange }),
 	with("delay-prefix", "Begins the names of delay queues. Default: delay_.", text, func(n *retry.Names) *string { return &n.DelayPrefix }),
 	with("hold-prefix", "Begins the names of the strategy dead-letter's delay queues. Default: hold_.", text, func(n *retry.Names) *string { return &n.HoldPrefix }),
@@ -312,21 +315,22 @@ var nameKeys = []key[retry.Names]{
 
 // workKeys are those of a quorum queue, without its type.
 var workKeys = []key[declare.QuorumQueue]{
-	with("delivery-limit", "How often a message may come back before it is dead; a limit of N allows N+1 deliveries. -1 or unlimited: for ever. Default: the broker's, 20.", limit,
+	with("delivery-limit", "How many failed deliveries a message may have before the broker dead-letters it; N allows N+1 deliveries. -1 or unlimited: no limit. Default: the broker's, 20.", limit,
 		func(q *declare.QuorumQueue) *declare.Limit { return &q.DeliveryLimit }),
-	with(deadLetterKey, "Where the dead go: drop, a queue, or an exchange. A work queue without it gets a dead-letter queue of its own.", deadLetter,
+	with(deadLetterKey, "Where dead letters go: drop, a queue, or an exchange. A work queue without it gets a dead-letter queue.", deadLetter,
 		func(q *declare.QuorumQueue) *declare.DeadLetterTarget { return &q.DeadLetter }),
-	with("message-ttl", "How long a message may wait in the queue. Default: for ever.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.MessageTTL }),
-	with("expires", "Delete the queue when it has not been used for so long. Default: never.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.Expires }),
+	with("message-ttl", "How long a message may wait in the queue. Default: no limit.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.MessageTTL }),
+	with("expires", "Delete the queue when it is unused for this long. Default: never.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.Expires }),
 	with("max-length", "How many messages the queue holds. Default: no limit.", integer[int64](1), func(q *declare.QuorumQueue) *int64 { return &q.MaxLength }),
 	with("max-length-bytes", "How many bytes of bodies it holds. Default: no limit.", integer[int64](1), func(q *declare.QuorumQueue) *int64 { return &q.MaxLengthBytes }),
 	with("overflow", "What a full queue does: drop-head or reject-publish. With at-least-once dead-lettering it is reject-publish.",
 		like[declare.Overflow](word(string(declare.OverflowDropHead), string(declare.OverflowRejectPublish))), func(q *declare.QuorumQueue) *declare.Overflow { return &q.Overflow }),
 	with("single-active-consumer", "Deliver to one consumer at a time.", flag, func(q *declare.QuorumQueue) *bool { return &q.SingleActiveConsumer }),
-	with("quorum-initial-group-size", "On how many nodes the queue is at first. Default: three, or as many as there are.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.InitialGroupSize }),
-	with("quorum-target-group-size", "To how many nodes the broker lets it grow.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.TargetGroupSize }),
+	with("quorum-initial-group-size", "How many replicas the queue has at first. Default: three, or one on each node.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.InitialGroupSize }),
+	with("quorum-target-group-size", "How many replicas the broker adds up to.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.TargetGroupSize }),
+	with("member-placement-tag", "Key of a node tag, such as zone, over whose values the replicas are spread (RabbitMQ 4.4; refused by earlier versions).", text, func(q *declare.QuorumQueue) *string { return &q.PlacementTag }),
 	with("queue-leader-locator", "How the leading node is chosen: client-local (default) or balanced.", leaderLocator, func(q *declare.QuorumQueue) *declare.LeaderLocator { return &q.LeaderLocator }),
-	with("consumer-timeout", "How long a consumer may keep a delivery (RabbitMQ 4.3). Default: the broker's, 30m.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.ConsumerTimeout }),
+	with("consumer-timeout", "How long a consumer may hold a delivery (RabbitMQ 4.3). Default: the broker's, 30m.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.ConsumerTimeout }),
 	with("consumer-disconnected-timeout", "How long the broker waits for a consumer whose node it has lost (RabbitMQ 4.3).", duration,
 		func(q *declare.QuorumQueue) *time.Duration { return &q.ConsumerDisconnectedTimeout }),
 	with("delayed-retry-type", "Which messages the queue holds back before it delivers them again: all, failed or returned (RabbitMQ 4.3).",
@@ -339,10 +343,10 @@ var workKeys = []key[declare.QuorumQueue]{
 var leaderLocator = like[declare.LeaderLocator](word(string(declare.LeaderClientLocal), string(declare.LeaderBalanced)))
 
 var classicKeys = []key[declare.ClassicQueue]{
-	with(deadLetterKey, "Where the dead go: drop, a queue, or an exchange, with the strategy at-most-once, which is all that a classic queue can do.", deadLetter,
+	with(deadLetterKey, "Where dead letters go: drop, a queue, or an exchange, with the strategy at-most-once; a classic queue supports no other.", deadLetter,
 		func(q *declare.ClassicQueue) *declare.DeadLetterTarget { return &q.DeadLetter }),
-	with("message-ttl", "How long a message may wait in the queue. Default: for ever.", duration, func(q *declare.ClassicQueue) *time.Duration { return &q.MessageTTL }),
-	with("expires", "Delete the queue when it has not been used for so long. Default: never.", duration, func(q *declare.ClassicQueue) *time.Duration { return &q.Expires }),
+	with("message-ttl", "How long a message may wait in the queue. Default: no limit.", duration, func(q *declare.ClassicQueue) *time.Duration { return &q.MessageTTL }),
+	with("expires", "Delete the queue when it is unused for this long. Default: never.", duration, func(q *declare.ClassicQueue) *time.Duration { return &q.Expires }),
 	with("max-length", "How many messages the queue holds. Default: no limit.", integer[int64](1), func(q *declare.ClassicQueue) *int64 { return &q.MaxLength }),
 	with("max-length-bytes", "How many bytes of bodies it holds. Default: no limit.", integer[int64](1), func(q *declare.ClassicQueue) *int64 { return &q.MaxLengthBytes }),
 	with("overflow", "What a full queue does: drop-head (default), reject-publish or reject-publish-dlx.",
@@ -351,40 +355,40 @@ var classicKeys = []key[declare.ClassicQueue]{
 	with("single-active-consumer", "Deliver to one consumer at a time.", flag, func(q *declare.ClassicQueue) *bool { return &q.SingleActiveConsumer }),
 	with("queue-leader-locator", "How the node is chosen: client-local (default) or balanced.", leaderLocator, func(q *declare.ClassicQueue) *declare.LeaderLocator { return &q.LeaderLocator }),
 	with("queue-version", "How messages are stored: 1 or 2.", integer[int](1), func(q *declare.ClassicQueue) *int { return &q.Version }),
-	with("auto-delete", "Delete the queue when its last consumer goes.", flag, func(q *declare.ClassicQueue) *bool { return &q.AutoDelete }),
-	with("transient", "Forget the queue when the broker restarts.", flag, func(q *declare.ClassicQueue) *bool { return &q.Transient }),
+	with("auto-delete", "Delete the queue with its last consumer.", flag, func(q *declare.ClassicQueue) *bool { return &q.AutoDelete }),
+	with("transient", "The queue is gone after a restart of the broker.", flag, func(q *declare.ClassicQueue) *bool { return &q.Transient }),
 	with("arguments", `Further arguments, with their "x-".`, further, func(q *declare.ClassicQueue) *map[string]any { return &q.Arguments }),
 }
 
 var streamKeys = []key[declare.Stream]{
 	with("max-age", "How old messages may get, in whole seconds.", duration, func(s *declare.Stream) *time.Duration { return &s.MaxAge }),
 	with("max-length-bytes", "How many bytes the stream holds.", integer[int64](1), func(s *declare.Stream) *int64 { return &s.MaxLengthBytes }),
-	with("stream-max-segment-size-bytes", "How large a file of it gets.", integer[int64](1), func(s *declare.Stream) *int64 { return &s.MaxSegmentSize }),
-	with("stream-filter-size-bytes", "How large the filter of a chunk is: 16 to 255.", integer[int](1), func(s *declare.Stream) *int { return &s.FilterSize }),
-	with("initial-cluster-size", "On how many nodes the stream is at first.", integer[int](1), func(s *declare.Stream) *int { return &s.InitialClusterSize }),
+	with("stream-max-segment-size-bytes", "The size of one of its files.", integer[int64](1), func(s *declare.Stream) *int64 { return &s.MaxSegmentSize }),
+	with("stream-filter-size-bytes", "The size of the filter of a chunk: 16 to 255.", integer[int](1), func(s *declare.Stream) *int { return &s.FilterSize }),
+	with("initial-cluster-size", "How many replicas the stream has at first.", integer[int](1), func(s *declare.Stream) *int { return &s.InitialClusterSize }),
 	with("queue-leader-locator", "How the leading node is chosen: client-local (default) or balanced.", leaderLocator, func(s *declare.Stream) *declare.LeaderLocator { return &s.LeaderLocator }),
 	with("arguments", `Further arguments, with their "x-".`, further, func(s *declare.Stream) *map[string]any { return &s.Arguments }),
 }
 
 var rawKeys = []key[declare.RawQueue]{
 	with("durable", "Keep the queue over a restart of the broker. Default: false.", flag, func(q *declare.RawQueue) *bool { return &q.Durable }),
-	with("auto-delete", "Delete the queue when its last consumer goes.", flag, func(q *declare.RawQueue) *bool { return &q.AutoDelete }),
+	with("auto-delete", "Delete the queue with its last consumer.", flag, func(q *declare.RawQueue) *bool { return &q.AutoDelete }),
 	with("exclusive", "The queue lives as long as the connection that declares it.", flag, func(q *declare.RawQueue) *bool { return &q.Exclusive }),
 	with("arguments", `All arguments, with their "x-"; x-queue-type among them.`, further, func(q *declare.RawQueue) *map[string]any { return &q.Arguments }),
 }
 
 var exchangeKeys = []key[declare.Exchange]{
-	with("type", "direct (default), fanout, topic, headers, or that of a plugin.", like[declare.ExchangeType](text), func(x *declare.Exchange) *declare.ExchangeType { return &x.Type }),
-	with("alternate-exchange", "Gets what no binding matches.", text, func(x *declare.Exchange) *string { return &x.AlternateExchange }),
-	with("auto-delete", "Delete the exchange when its last binding goes.", flag, func(x *declare.Exchange) *bool { return &x.AutoDelete }),
-	with("internal", "Keep publishers out: only other exchanges may feed it.", flag, func(x *declare.Exchange) *bool { return &x.Internal }),
+	with("type", "direct (default), fanout, topic, headers, x-modulus-hash (RabbitMQ 4.3), or that of a plugin.", like[declare.ExchangeType](text), func(x *declare.Exchange) *declare.ExchangeType { return &x.Type }),
+	with("alternate-exchange", "The exchange for messages that no binding matches.", text, func(x *declare.Exchange) *string { return &x.AlternateExchange }),
+	with("auto-delete", "Delete the exchange with its last binding.", flag, func(x *declare.Exchange) *bool { return &x.AutoDelete }),
+	with("internal", "Only other exchanges may publish to it.", flag, func(x *declare.Exchange) *bool { return &x.Internal }),
 	with("arguments", "Further arguments.", further, func(x *declare.Exchange) *map[string]any { return &x.Arguments }),
 }
 
 var bindingKeys = []key[declare.Binding]{
 	with("source", "The exchange that messages come from.", text, func(b *declare.Binding) *string { return &b.Source }).must(),
-	with("queue", "The queue that they go to; or else give exchange.", text, func(b *declare.Binding) *string { return &b.Queue }),
-	with("exchange", "The exchange that they go to; or else give queue.", text, func(b *declare.Binding) *string { return &b.Exchange }),
+	with("queue", "The queue that they go to. Either this or exchange.", text, func(b *declare.Binding) *string { return &b.Queue }),
+	with("exchange", "The exchange that they go to. Either this or queue.", text, func(b *declare.Binding) *string { return &b.Exchange }),
 	with("key", "The binding key: the routing key for a direct exchange, a pattern for a topic exchange.", text, func(b *declare.Binding) *string { return &b.Key }),
 	with("match", "How a headers exchange compares: all (default), any, all-with-x or any-with-x.",
 		like[declare.Match](word(string(declare.MatchAll), string(declare.MatchAny), string(declare.MatchAllWithX), string(declare.MatchAnyWithX))), func(b *declare.Binding) *declare.Match { return &b.Match }),
@@ -392,17 +396,17 @@ var bindingKeys = []key[declare.Binding]{
 	with("arguments", "Further arguments.", further, func(b *declare.Binding) *map[string]any { return &b.Arguments }),
 }
 
-// target is a dead-letter mapping as it is written.
+// target is a dead-letter mapping in its written form.
 type target struct {
 	queue, exchange, key string
 	strategy             string
 }
 
 var targetKeys = []key[target]{
-	with("queue", "The queue that the dead go to, by the default exchange; or else give exchange.", text, func(t *target) *string { return &t.queue }),
-	with("exchange", "The exchange that the dead go to.", text, func(t *target) *string { return &t.exchange }),
-	with("routing-key", "With this key. Default: each message's own.", text, func(t *target) *string { return &t.key }),
-	with("strategy", "at-least-once (default) or at-most-once, which loses what can't be handed on.",
+	with("queue", "The queue that dead letters go to. Either this or exchange.", text, func(t *target) *string { return &t.queue }),
+	with("exchange", "The exchange that dead letters go to.", text, func(t *target) *string { return &t.exchange }),
+	with("routing-key", "The routing key. Default: each message's own.", text, func(t *target) *string { return &t.key }),
+	with("strategy", "at-least-once (default), or at-most-once, which loses messages that the target doesn't accept.",
 		word("at-least-once", atMostOnce), func(t *target) *string { return &t.strategy }),
 }
 
@@ -465,7 +469,7 @@ func and(schema map[string]any, key string, v any) map[string]any {
 	return schema
 }
 
-// oneOfKeys is a schema's list of keys of which there must be exactly one.
+// oneOfKeys is a schema's list of keys. Exactly one of them is required.
 func oneOfKeys(names ...string) []any {
 	var list []any
 	for _, n := range names {

@@ -13,9 +13,9 @@ import (
 	"github.com/hopback/hopback/declare"
 )
 
-// Values that are read from a file check themselves, and their errors lead to the
-// fields of Go values: Policy.MaxRetries. The code here leads on to the keys of the
-// file, retry.max-retries, and to the line.
+// Values that are read from a file are checked as Go values, and their errors name the fields of
+// those: Policy.MaxRetries. The code here translates them to the keys of the file,
+// retry.max-retries, and to the line.
 
 // goField is the key, or the keys, that a field of a Go value is read from.
 type goField struct {
@@ -71,8 +71,8 @@ type place struct {
 	fields []goField
 }
 
-// find leads from a path in Go values to the one in the file, and to the nearest
-// node that the file has. The steps before the first field are p itself.
+// find translates a path in Go values to the one in the file, and finds the nearest node in the
+// file. The steps before the first field are p itself.
 func (p place) find(path argument.Path) (argument.Path, *yaml.Node) {
 	out, here, node, fields := p.path, p.keys, p.node, p.fields
 	step := func(next *yaml.Node) {
@@ -188,7 +188,7 @@ func (r *reader) check(p place, err error) {
 	r.add(node, &logged)
 }
 
-// fault is what is wrong with which field.
+// fault is a field and what is wrong with it.
 type fault struct {
 	field string
 	code  argument.Code
@@ -203,14 +203,14 @@ func faultOf(e *argument.Error) fault {
 	return fault{"", e.Code}
 }
 
-// remedies are for a file where those of the errors are for Go code.
+// remedies replace the remedies for Go code with those for a file.
 var remedies = map[fault]string{
-	{"MaxRetries", argument.CodeOutOfRange}:                "write one of these, or none",
-	{"Backoff", argument.CodeTooLong}:                      "use fewer retries, give exponential a max, or use any-delay",
-	{"Overflow", argument.CodeConflict}:                    "leave it out, or give dead-letter the strategy at-most-once",
-	{"DeadLetter", argument.CodeMissing}:                   "write dead-letter: {queue: NAME}, {exchange: NAME} or drop; or put it under work-queues, which get a dead-letter queue of their own",
+	{"MaxRetries", argument.CodeOutOfRange}:                "use a value in that range, or none",
+	{"Backoff", argument.CodeTooLong}:                      "use fewer retries, set exponential.max, or use any-delay",
+	{"Overflow", argument.CodeConflict}:                    "leave it out, or set the strategy of dead-letter to at-most-once",
+	{"DeadLetter", argument.CodeMissing}:                   "write dead-letter: {queue: NAME}, {exchange: NAME} or drop; or put it under work-queues, which get a separate dead-letter queue",
 	{"AtMostOnce", argument.CodeUnsupported}:               "add strategy: at-most-once to its dead-letter, or make it a quorum queue",
-	{"Kind", argument.CodeUnknown}:                         "write delayed-retry-type: all, failed or returned",
+	{"Kind", argument.CodeUnknown}:                         "write delayed-retry-type: all, failed, or returned",
 	{"Headers", argument.CodeMissing}:                      "write a header, or match: all, which matches every message",
 	{"Headers", argument.CodeConflict}:                     "use match: all-with-x or any-with-x",
 	{"Arguments", argument.CodeReserved}:                   "use the key type, under queues; all work-queues are quorum queues",

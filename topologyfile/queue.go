@@ -18,9 +18,9 @@ const (
 // kinds are the types of queues, the default one first.
 var kinds = []kind{
 	kindOf("quorum", "A quorum queue, the default.", workKeys),
-	kindOf("classic", "A classic queue, of which there is one copy.", classicKeys),
+	kindOf("classic", "A classic queue, which has one replica.", classicKeys),
 	kindOf("stream", "A stream.", streamKeys),
-	kindOf("raw", "A queue by its bare arguments, for what the others can't say.", rawKeys),
+	kindOf("raw", "Any queue, by its arguments.", rawKeys),
 }
 
 // kind is a type of queue. read and write don't know the queue's name.

@@ -10,12 +10,12 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Error is one mistake in a file and its place. It wraps an *[argument.Error].
+// Error is one mistake in a file, with its place. It wraps an *[argument.Error].
 type Error struct {
 	// File is the name that was passed to [Parse].
 	File string
-	// Line and Column begin with 1. Both are 0 if the mistake concerns the whole
-	// file. Column is 0 for a syntax error.
+	// Line and Column start at 1. Both are 0 if the mistake concerns the whole file. Column is 0
+	// for a syntax error.
 	Line, Column int
 	// Err is an *[argument.Error]. Its Path is the path of the value in the file, such as
 	// work-queues.orders.delivery-limit.
@@ -36,10 +36,10 @@ func (e *Error) Error() string {
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// maxErrors bounds what is reported of a file that is wrong all over.
+// maxErrors limits how many mistakes are reported for one file.
 const maxErrors = 20
 
-// reader gathers what is wrong.
+// reader collects the mistakes.
 type reader struct {
 	file string
 	errs []error
@@ -111,8 +111,8 @@ func is(n *yaml.Node) string {
 	return "a value of another type"
 }
 
-// plain refuses what YAML has beyond values: a reader of the file should see what
-// is declared without following references.
+// plain refuses the parts of YAML beyond values: a reader of the file should see what is declared
+// without following references.
 func (r *reader) plain(a at) bool {
 	n := a.node
 	switch {
@@ -121,7 +121,7 @@ func (r *reader) plain(a at) bool {
 	case n.Kind == yaml.MappingNode && n.ShortTag() != "!!map", n.Kind == yaml.SequenceNode && n.ShortTag() != "!!seq":
 		r.bad(a, n.Tag, "is a YAML tag, which topology files can't use", "leave it out")
 	case n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle != 0:
-		r.bad(a, n.Tag, "is a YAML tag, which topology files can't use", "leave it out; text that looks like another type goes in quotes")
+		r.bad(a, n.Tag, "is a YAML tag, which topology files can't use", "leave it out; put text that looks like another type in quotes")
 	default:
 		return true
 	}

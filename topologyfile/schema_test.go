@@ -118,7 +118,7 @@ func check(s map[string]any, v any, at string) []string {
 			}
 		case "not":
 			if len(check(want.(map[string]any), v, at)) == 0 {
-				fail("fits what it mustn't")
+				fail("fits what it must not")
 			}
 		default:
 			fail("the validator knows no %q", key)

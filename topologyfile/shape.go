@@ -25,8 +25,8 @@ type shape[V any] struct {
 	within []goField
 }
 
-// key is a key of a mapping that becomes a T. Parser, writer and schema all go by
-// the same list of keys, so that they can't differ.
+// key is a key of a mapping that becomes a T. Parser, writer, and schema all use the same list of
+// keys, so that they can't differ.
 type key[T any] struct {
 	name     string
 	about    string
@@ -115,7 +115,7 @@ func readKeys[T any](r *reader, a at, keys []key[T], into *T) {
 	}
 	for _, k := range keys {
 		if k.required && !found[k.name] {
-			r.bad(a, nil, fmt.Sprintf("has no %s", k.name), "write it: "+k.about)
+			r.bad(a, nil, fmt.Sprintf("has no %s", k.name), "add it: "+k.about)
 		}
 	}
 }
@@ -155,7 +155,7 @@ var text = shape[string]{
 	write: textNode,
 }
 
-// like is a shape of strings for a type of their own.
+// like is a shape of strings for a named type.
 func like[V ~string](s shape[string]) shape[V] {
 	return shape[V]{
 		schema: s.schema,
@@ -216,7 +216,7 @@ func (r *reader) integer(a at, least int64) (int64, bool) {
 	n, err := strconv.ParseInt(a.node.Value, 10, 64)
 	switch {
 	case !decimal.MatchString(a.node.Value) || err != nil:
-		// 010 is 8 to YAML, and 1_000 a thousand: say which is meant.
+		// To YAML, 010 is 8 and 1_000 is a thousand. The writer has to choose.
 		r.bad(a, a.node.Value, "isn't a valid whole number", "write decimal digits without leading zeros, below 9223372036854775808")
 	case n < least:
 		r.bad(a, n, fmt.Sprintf("is below %d", least), fmt.Sprintf("write at least %d, or leave it out", least))
@@ -414,7 +414,7 @@ func (r *reader) any(a at, depth int) (any, bool) {
 			}
 		}
 	}
-	r.bad(a, value(n), fmt.Sprintf("is %s", is(n)), "write text, a number, true, false or a list of these; dates in quotes")
+	r.bad(a, value(n), fmt.Sprintf("is %s", is(n)), "write text, a number, true, false, or a list of these; put dates in quotes")
 	return nil, false
 }
 

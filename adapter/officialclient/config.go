@@ -9,32 +9,31 @@ import (
 	"github.com/hopback/hopback/argument"
 )
 
-// Config configures Serve. The zero value handles one message at a time.
+// Config configures [Serve]. The zero value handles one message at a time.
 type Config struct {
-	// Concurrency is how many handlers run at once. Default: 1. Give the consumer
-	// InitialCredits of twice that, or more.
+	// Concurrency is how many handlers run at once. Set the consumer's InitialCredits to at
+	// least twice that. Default: 1.
 	Concurrency int
-	// Grace is how long handlers may continue after ctx has ended. Then their own ctx ends.
-	// A handler that ignores that is abandoned 5 s later. Default: 30 s.
+	// Grace is how long handlers may continue after ctx has ended. Then their own ctx ends. If a
+	// handler ignores that, Serve abandons it 5 s later. Default: 30 s.
 	Grace time.Duration
-	// ForwardPatience is how long a client.Forward is tried again while the broker refuses
-	// the copy. Then the original goes back to its queue as a failed delivery. If
-	// the queue isn't known to have a dead-letter exchange, which FailureLimit would send
-	// it to, the original is kept and the copy tried again until it is accepted. A
-	// dead-letter exchange that a RabbitMQ policy sets isn't known. Default: 30 s.
+	// ForwardPatience is how long Serve tries to publish the copy of a client.Forward that the
+	// broker refuses. Then the original returns to its queue as a failed delivery. If the queue
+	// isn't known to have a dead-letter exchange, to which FailureLimit would send the original,
+	// Serve keeps the original and keeps trying. It can't see a dead-letter exchange that a
+	// RabbitMQ policy sets. Default: 30 s.
 	ForwardPatience time.Duration
-	// FailureLimit is how often a message may fail and stay in its queue. The next
-	// failure dead-letters it. Failures are client.Requeue and client.Modify with Failed
-	// set, such as any error of a handler without a decorator. This limit replaces the
-	// queue's delivery limit: on RabbitMQ 4.3 the official client's settlements don't
-	// count toward that. Default: 20, as the broker's own. -1 means none.
+	// FailureLimit is how many times a message may fail and stay in its queue. The next failure
+	// dead-letters it. Failures are client.Requeue and client.Modify with Failed set, and so all
+	// errors of a handler without middleware. This limit replaces the queue's delivery limit,
+	// because on RabbitMQ 4.3 the official client's settlements don't count toward that.
+	// Default: 20, like the broker's. -1 means no limit.
 	FailureLimit int
-	// RecoveryPatience is how long Serve waits for the official client to recover
-	// its connection. Default: 3 min, which covers its five attempts. Where its recovery is
-	// switched off (RecoveryConfiguration.ActiveRecovery: false), set it to 1.
+	// RecoveryPatience is how long Serve waits for the official client to recover its
+	// connection. If you disable its recovery (RecoveryConfiguration.ActiveRecovery: false), set
+	// it to 1 (one nanosecond). Default: 3 min, which covers its five attempts.
 	RecoveryPatience time.Duration
-	// Logger logs losses, retries and faults that no error reports. Default:
-	// slog.Default().
+	// Logger logs losses, retries, and problems that no error reports. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -57,9 +56,12 @@ func (c Config) withDefaults() (Config, error) {
 			return c, argument.New("Config."+f.name, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxConcurrency))
 		}
 	}
-	for _, d := range []time.Duration{c.Grace, c.ForwardPatience, c.RecoveryPatience} {
-		if d < 0 {
-			return c, argument.New("Config", d, "has a negative duration", "use a positive duration, or 0 for the default")
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"Grace", c.Grace}, {"ForwardPatience", c.ForwardPatience}, {"RecoveryPatience", c.RecoveryPatience}} {
+		if f.d < 0 {
+			return c, argument.New("Config."+f.name, f.d, "is negative", "use a positive duration, or 0 for the default")
 		}
 	}
 	setDefault(&c.Concurrency, 1)

@@ -15,7 +15,7 @@ import (
 
 type Order struct{ ID string }
 
-// Retries with back-off on a consumer of the official client, which is replaced when it is lost.
+// Retries with backoff on a consumer of the official client, which is replaced when it is lost.
 func ExampleServe() {
 	const url = "amqp://guest:guest@localhost:5672/"
 	ctx, stop := context.WithCancel(context.Background())

@@ -5,7 +5,7 @@ import (
 	"runtime/debug"
 )
 
-// panicError is a panic within the official client.
+// panicError is a panic in the official client.
 type panicError struct {
 	Call  string // the call that panicked, such as "receive"
 	Value any    // of the panic

@@ -55,7 +55,7 @@ var handlerResults = []func() error{
 	func() error { return retry.After(10*time.Millisecond, errBroken) },
 }
 
-// Whatever a handler returns means the same to Serve and to the consumer of package client,
+// Each result of a handler means the same to Serve and to the consumer of package client,
 // with and without retry.With.
 func TestServeTreatsResultsAsConsumeDoes(t *testing.T) {
 	t.Parallel()
@@ -134,4 +134,39 @@ func became(t *testing.T, b *hopbacktest.Broker, conn *client.Conn, queue string
 		all[n] += fmt.Sprint(", dead: ", a[client.AnnotationReason], a[client.AnnotationError], a["x-opt-mine"], len(retry.AttemptsOf(m.Message)))
 	}
 	return all
+}
+
+// Serve can't park a message, so it is dead-lettered, and not delivered again at once, without end.
+func TestServeDeadLettersWhatAHandlerParks(t *testing.T) {
+	t.Parallel()
+	b, conn := memory(t, "4.4.0")
+	own, err := client.Connect(t.Context(), b.URL(), client.Config{})
+	require.NoError(t, err)
+	defer func() { _ = own.Close(context.Background()) }()
+	_, err = declare.Apply(t.Context(), own.Management(), declare.Topology{Queues: []declare.Queue{
+		declare.QuorumQueue{Name: "orders", DeadLetter: declare.ToQueue("dead")}, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop()},
+	}})
+	require.NoError(t, err)
+	consumer, err := conn.NewConsumer(t.Context(), "orders", nil)
+	require.NoError(t, err)
+	p, err := client.NewPublisher[int](t.Context(), own, address.Queue("orders"), client.PublisherConfig{})
+	require.NoError(t, err)
+	require.NoError(t, p.Publish(t.Context(), 1))
+	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+	defer stop()
+	done := make(chan error, 1)
+	go func() {
+		done <- officialclient.Serve(ctx, own, consumer, "orders", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			return client.Park{Token: "payment", Until: time.Now().Add(time.Hour), Err: errBroken, Annotations: map[string]any{"x-opt-mine": "1"}}
+		}), officialclient.Config{Concurrency: 1})
+	}()
+	require.NoError(t, b.Queue("dead").Await(ctx, func(c hopbacktest.Counts) bool { return c.Ready == 1 }))
+	stop()
+	require.NoError(t, <-done)
+	assert.Zero(t, b.Queue("orders").Counts().Messages)
+	a := b.Queue("dead").Messages()[0].Message.Annotations
+	assert.Equal(t, string(client.ReasonUnparkable), a[client.AnnotationReason])
+	assert.Contains(t, a[client.AnnotationError], "client.Park works only in")
+	assert.Contains(t, a[client.AnnotationError], "broken")
+	assert.Equal(t, "1", a["x-opt-mine"])
 }

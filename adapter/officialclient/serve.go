@@ -19,57 +19,56 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Receiver is the part of a *rabbitmqamqp.Consumer that Serve uses.
+// Receiver is the part of a *rabbitmqamqp.Consumer that [Serve] uses.
 type Receiver interface {
 	Receive(ctx context.Context) (rabbitmqamqp.IDeliveryContext, error)
 }
 
-// Serve passes the messages that c receives to h until ctx ends, and then drains: running
-// handlers finish within Config.Grace, their outcomes are sent, and all other messages
-// go back to the queue. Then it returns nil, as it does if ctx ends before the start. It
-// returns at most 5 s after Grace, even if a handler ignores the end of its ctx.
+// Serve passes the messages that c receives to h until ctx ends. Then it drains and returns nil:
+// running handlers finish within [Config.Grace], their outcomes are sent, and all other messages
+// return to the queue. Even if a handler ignores its ctx, Serve returns at most 5 s after Grace.
+// If ctx ends before the start, Serve returns nil.
 //
-// c is the caller's: make it with AmqpConnection.NewConsumer, and close it after Serve has
-// returned nil. It may hold prefetched messages that Serve hasn't received, until it is closed.
-// queue is the queue that c consumes from. conn is a connection of client.Connect to the same
-// virtual host. It carries the copies of client.Forward, and lets decorators read about
-// queues, as retry.With does when it checks the topology. Config.Concurrency goroutines call
-// h at once.
+//   - conn is a connection of client.Connect to the same virtual host. It carries the copies of
+//     client.Forward, and lets middleware read about queues, as retry.With does when it checks
+//     the topology.
+//   - c is yours: create it with AmqpConnection.NewConsumer, and close it after Serve has
+//     returned nil. Until then it may hold prefetched messages that Serve hasn't received. It
+//     must settle explicitly: Serve refuses a pre-settled consumer at its first message, and
+//     that message is LOST, because the broker has already removed it.
+//   - queue is the queue that c consumes from.
+//   - [Config.Concurrency] goroutines call h at once.
 //
 // At the start it returns these errors:
 //
-//   - an *argument.Error for bad input or a hidden Prepare (see client.Middleware);
-//   - the errors of h's Prepare.
+//   - an *argument.Error for invalid arguments or a hidden Prepare (see client.Middleware);
+//   - the errors of the Prepare of h.
 //
-// Serve waits while the official client recovers its connection, for
-// Config.RecoveryPatience at most. A link or a session that ends by itself is never
-// recovered. Then, and after a panic of the official client, Serve returns an error that
-// matches client.ErrConnectionLost. Handlers that still run then have Config.Grace to
-// end before it returns. Close the connection, not the consumer, and start again with another
-// one.
+// While the official client recovers its connection, Serve waits for up to
+// [Config.RecoveryPatience]. The official client never recovers a link or a session that ends by
+// itself. In that case, and after a panic of the official client, Serve returns an error that
+// matches client.ErrConnectionLost. Before that, running handlers have Config.Grace to finish.
+// Close the connection, not the consumer, and start again with a new one.
 //
-// A message may be delivered again after its handler has succeeded, if the connection is
-// lost before the broker learns of it. So handlers should be idempotent, or recognize
-// duplicates by the message-id. The same is true of copies whose confirmation was lost.
+// If the connection is lost before the broker has read a settlement, it delivers the message
+// again, although its handler succeeded. Copies whose confirmation was lost can be duplicated,
+// too. So handlers should be idempotent, or recognize duplicates by their message-id.
 //
-// The official client panics on certain messages before it returns them, so they can't
-// be handled or dead-lettered with a reason. Closing its connection counts as a failed
-// delivery, so the queue's delivery limit dead-letters such a message in the end, and with it
-// all that was prefetched each time. A consumer with InitialCredits: 1 prefetches nothing else.
-//
-// c must settle explicitly. A pre-settled one is refused at its first message, and that
-// message is LOST, because the broker has already removed it.
+// The official client panics on certain messages before it returns them, so they can't be
+// handled, or dead-lettered with a reason. Closing its connection counts as a failed delivery.
+// So in the end the queue's delivery limit dead-letters such a message, along with the messages
+// that were prefetched each time. A consumer with InitialCredits: 1 prefetches no others.
 func Serve(ctx context.Context, conn *client.Conn, c Receiver, queue string, h client.Handler, cfg Config) error {
 	if conn == nil {
 		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
 	}
 	if k, ok := c.(*rabbitmqamqp.Consumer); c == nil || ok && k == nil {
-		return argument.New("consumer", nil, "is nil", "give what AmqpConnection.NewConsumer returned")
+		return argument.New("consumer", nil, "is nil", "pass the consumer from AmqpConnection.NewConsumer")
 	}
 	return serve(ctx, own{conn}, c, queue, h, cfg)
 }
 
-// aliveAfter tells a link that works from one whose Receive returns errors at
+// aliveAfter distinguishes a working link from one whose Receive returns errors at
 // once.
 const aliveAfter = time.Second
 
@@ -151,7 +150,7 @@ type runner struct {
 	log     *slog.Logger
 	copies  *copies
 	// slots holds the right to run a handler. A worker holds one while it lives;
-	// one that outlives its stint, in a long handler, keeps the next stint's from
+	// one that outlives its link session, in a long handler, keeps the next session's from
 	// beginning, so that Concurrency holds across a reconnect.
 	slots chan struct{}
 	asked deadLetters
@@ -162,7 +161,7 @@ func newRunner(side side, queue string, h client.Handler, cfg Config) (*runner, 
 		return nil, err
 	}
 	if f, ok := h.(client.HandlerFunc); h == nil || ok && f == nil {
-		return nil, argument.New("handler", nil, "is nil", "give a Handler, such as client.JSON(func(ctx, order) error {...})")
+		return nil, argument.New("handler", nil, "is nil", "pass a Handler, such as client.JSON(func(ctx, order) error {...})")
 	}
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -295,7 +294,7 @@ func (s *linkSession) receive(ctx context.Context) {
 			return
 		}
 		if _, ok := d.(*rabbitmqamqp.PreSettledDeliveryContext); ok {
-			err = argument.New("consumer", nil, "is pre-settled: the broker removes a message before it is handled", "make it with SettleStrategy ExplicitSettle")
+			err = argument.New("consumer", nil, "is pre-settled: the broker removes a message before it is handled", "create it with SettleStrategy ExplicitSettle")
 		}
 		if err == nil && (d == nil || d.Message() == nil) {
 			err = errors.New("the official client returned no message")
@@ -316,7 +315,7 @@ func (s *linkSession) receive(ctx context.Context) {
 	}
 }
 
-// handleAll runs handlers, one at a time, until the stint ends.
+// handleAll runs handlers, one at a time, until the link session ends.
 func (s *linkSession) handleAll(ctx context.Context) {
 	select {
 	case s.slots <- struct{}{}:
@@ -375,7 +374,7 @@ func (s *linkSession) carryOut(d *delivery, what client.Resolution, cause error)
 	}
 	what = counted(what, d.Message(), s.cfg.FailureLimit, cause)
 	if what.Refused != nil {
-		s.log.Error("hopback: an outcome can't be carried out as it is", "error", what.Refused, "instead", what.Kind, "dead_lettered", what.DeadLetter)
+		s.log.Error("hopback: an outcome can't be carried out; another one replaces it", "error", what.Refused, "instead", what.Kind, "dead_lettered", what.DeadLetter)
 	}
 	s.finish(d.official, what)
 }
@@ -396,7 +395,7 @@ func (s *linkSession) forward(d *delivery, o client.Forward) {
 		case s.keepsDead():
 			// Never both gone: the original goes back, as a failed delivery, so that a
 			// limit ends what can't be forwarded, in the dead-letter queue.
-			s.log.Error("hopback: a forward failed; the original goes back to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which Config.FailureLimit sends to the queue's dead-letter exchange")
+			s.log.Error("hopback: a forward failed; the original returns to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which Config.FailureLimit sends to the queue's dead-letter exchange")
 			s.carryOut(d, o.Unaccepted(err), err)
 			return
 		case isClosed(s.closing):
@@ -404,12 +403,12 @@ func (s *linkSession) forward(d *delivery, o client.Forward) {
 			s.finish(d.official, client.Resolution{Kind: client.ResolutionRelease})
 			return
 		}
-		s.log.Error("hopback: a forward failed; the original is kept, as its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
+		s.log.Error("hopback: a forward failed; the original is kept, because its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
 	}
 }
 
 // send publishes a copy, again and again until the broker accepts it, until
-// Config.ForwardPatience has passed since the first failure, or until the stint ends.
+// Config.ForwardPatience has passed since the first failure, or until the link session ends.
 func (s *linkSession) send(to address.Address, m *client.Message) error {
 	var since time.Time
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
@@ -468,7 +467,7 @@ func (s *linkSession) count(n int64) {
 	}
 }
 
-// drain ends the stint: no handler begins; those that run may end, and their
+// drain ends the link session: no handler starts; those that run may end, and their
 // outcomes are carried out.
 func (s *linkSession) drain(handlers handlerContext) {
 	close(s.closing)

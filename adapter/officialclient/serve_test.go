@@ -472,7 +472,7 @@ func TestGraceHoldsForAHandlerWhoseLinkIsLost(t *testing.T) {
 	}
 }
 
-// Serve gives up on a link that nothing mends; its handlers have their grace first.
+// Serve returns if nothing can repair the link; its handlers have their grace first.
 func TestServeThatGivesUpLeavesHandlersTheirGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBroker()

@@ -13,10 +13,11 @@ import (
 
 // annotationFailures counts the failures of a message that stays in its queue, an int64:
 // see Config.FailureLimit. A forwarded copy and a dead letter start again without it.
-// Otherwise a dead letter would die at its first failure after a replay.
+// Otherwise a replayed message would be dead-lettered again at its first failure.
 const annotationFailures = "x-opt-hopback-failures"
 
-// ReasonFailureLimit says that the message has failed more often than Config.FailureLimit.
+// ReasonFailureLimit is the reason of a message that failed more often than
+// [Config.FailureLimit].
 const ReasonFailureLimit client.Reason = "failure-limit"
 
 // failures is how often m has failed, by its annotation, which anybody may have
@@ -48,8 +49,8 @@ func counted(r client.Resolution, m *client.Message, limit int, cause error) cli
 	if bare(r) {
 		return r
 	}
-	// The broker may count this delivery. Package client's consumer takes a
-	// message with failures that nobody has told of for one that kills processes.
+	// The broker may count this delivery. Package client's consumer treats a
+	// message with unreported failures as one that crashes workers.
 	count := int64(1)
 	if m.Header != nil {
 		count += int64(m.Header.DeliveryCount)

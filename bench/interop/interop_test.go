@@ -271,7 +271,7 @@ func TestWorkersOfThreeClientsAreRetried(t *testing.T) {
 		s.byGoAMQP(t, forms[2], seen[forms[2]])
 		s.byOfficial(t, forms[3], seen[forms[3]])
 
-		want := map[string]int{"ok:0": 1, "once:1": 2, "twice:2": 3, "thrice:3": 4, "always:9": 4}
+		want := map[string]int{"ok:0": 1, "once:1": 2, "twice:2": 3, "three times:3": 4, "always:9": 4}
 		ch := s.channel091(t)
 		for _, f := range forms {
 			for b := range want {
@@ -283,7 +283,7 @@ func TestWorkersOfThreeClientsAreRetried(t *testing.T) {
 			dead := s.dead(t, f)
 			d := retry.DeadLetterOf(dead)
 			fmt.Fprintf(&table, "\n%-17s", f)
-			for _, b := range []string{"ok:0", "once:1", "twice:2", "thrice:3", "always:9"} {
+			for _, b := range []string{"ok:0", "once:1", "twice:2", "three times:3", "always:9"} {
 				poll(t, f+" "+b, func() bool { return len(seen[f].of(b)) >= want[b] })
 				at := seen[f].of(b)
 				assert.Len(t, at, want[b], "%s %s", f, b)
@@ -304,7 +304,7 @@ func TestWorkersOfThreeClientsAreRetried(t *testing.T) {
 			case "decorator", "official-discard":
 				assert.Equal(t, errNotYet.Error(), d.Error)
 			default:
-				assert.Contains(t, d.Error, "said nothing else")
+				assert.Contains(t, d.Error, "without giving a reason")
 			}
 		}
 		t.Logf("REPORT %s: attempts, and delays in ms:%s", s.FullVersion, &table)
@@ -337,8 +337,8 @@ func (s *site) dead(t *testing.T, queue string) *client.Message {
 }
 
 // A worker over AMQP 0-9-1 publishes to the failed queue itself, with the headers that it
-// has got and those that say why, and counts by a header of its own. A header that begins
-// with "x-" is an annotation here. The count is kept whoever has written it.
+// has received and those with the reason, and counts in another header. A header that starts
+// with "x-" is an annotation here. The count is kept, no matter who has written it.
 func TestWorkersThatPublishTheirFailuresAreRetried(t *testing.T) {
 	for _, counter := range []string{"count", "x-retry-count", "x-attempts"} {
 		t.Run(counter, func(t *testing.T) {
@@ -391,7 +391,7 @@ func TestWorkersThatPublishTheirFailuresAreRetried(t *testing.T) {
 
 // A worker over AMQP 0-9-1 republishes with a header that counts, and the next attempt is a
 // decorated worker's. RabbitMQ shows a header that begins with "x-" as an annotation, and
-// any other as an application property. The decorator goes on from the count, and a worker
+// any other as an application property. The decorator continues from the count, and a worker
 // over AMQP 0-9-1 reads on from the decorator's.
 func TestDecoratorGoesOnFromTheHeaderOfARepublishingWorker(t *testing.T) {
 	for name, c := range map[string]struct{ header, arrives, next any }{

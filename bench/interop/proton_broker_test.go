@@ -26,7 +26,7 @@ import (
 
 // What RabbitMQ changes in a header. durable, priority and ttl arrive as they were sent. An absent
 // header, and an absent durable, are false with 4.3 and true with 4.0, and the priority stays
-// absent. first-acquirer and delivery-count are the broker's own, whatever was sent. 4.0 doesn't
+// absent. The broker sets first-acquirer and delivery-count itself and ignores what was sent. 4.0 doesn't
 // count a released delivery in the header, and does in an annotation.
 func TestHeadersBetweenProtonAndHopback(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
@@ -91,7 +91,7 @@ func TestHeadersBetweenProtonAndHopback(t *testing.T) {
 }
 
 // What RabbitMQ doesn't carry, though AMQP allows it. A described value in a map ends the session of
-// whoever sends it. A null annotation is taken, and so is a decimal with 4.0, and then they close the
+// its sender. A null annotation is accepted, and so is a decimal with 4.0, and then they close the
 // connection of each consumer that they are delivered to. In a body described values arrive.
 func TestWhatRabbitMQCannotCarryForProton(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {

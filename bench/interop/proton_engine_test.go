@@ -231,7 +231,7 @@ func assertEverything(t *testing.T, m frames.Map) {
 	}
 }
 
-// What the engine sends of every type, in its open and attach, arrives at proton as it was, and
+// What the engine sends of every type, in its open and attach, arrives at proton unchanged, and
 // the other way around.
 func TestEngineAndProtonReadEachOthersTypes(t *testing.T) {
 	t.Parallel()

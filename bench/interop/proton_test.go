@@ -24,8 +24,8 @@ import (
 	"github.com/hopback/hopback/internal/service"
 )
 
-// What tests with qpid-proton share: it is an implementation of AMQP 1.0 of its own, in C, whose
-// Python binding keeps every type apart. A script runs in a process of its own, and what it is to
+// What tests with qpid-proton share: it is an independent implementation of AMQP 1.0 in C, whose
+// Python binding keeps every type apart. A script runs in a separate process, and what it is to
 // do and what it has seen are lines of JSON. Values are in the notation of proton_values.py.
 
 //go:embed proton_values.py

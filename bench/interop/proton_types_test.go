@@ -337,8 +337,8 @@ func (s *site) take(t *testing.T, queue string, n int) map[string]*client.Messag
 	return all
 }
 
-// Each type of AMQP in each place of a message: what proton sends arrives at proton as it was
-// sent, and at hopback as its messages hold it. What hopback can't hold is dead-lettered unread.
+// Each type of AMQP in each place of a message: what proton sends arrives at proton
+// unchanged, and at hopback in the form of its messages. What hopback can't hold is dead-lettered unread.
 // What hopback sends arrives at proton with its type.
 func TestEveryTypeBetweenProtonAndHopback(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {

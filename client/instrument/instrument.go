@@ -1,5 +1,9 @@
-// Package instrument is for code that follows what a client.Conn sends and handles, such as
-// package hopbackotel, and has the numbers of client.Conn.Stats.
+// Package instrument defines the interface for code that observes what a client.Conn sends and
+// handles, such as package hopbackotel, and the counts of client.Conn.Stats.
+//
+// Use package hopbackotel for OpenTelemetry. Implement [Instrument] only for other systems.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package instrument
 
 import (
@@ -8,39 +12,37 @@ import (
 	"github.com/hopback/hopback/address"
 )
 
-// Instrument follows what a Conn sends and handles, for traces and metrics. Package
-// hopbackotel has one for OpenTelemetry. Set it as client.Config.Instrument.
+// Instrument observes what a Conn sends and handles, for traces and metrics. Set it as
+// client.Config.Instrument. Package hopbackotel has one for OpenTelemetry.
 //
-// Its methods, and those of what they return, are called for every message, by the
-// goroutines that carry it. They must be quick, must not block, must not call the Conn
-// and must not end their goroutine (runtime.Goexit). They are called concurrently for
-// different messages. A panic is logged and has no effect on the message.
-//
-// An Instrument should embed None. Later versions may add methods.
+//   - Its methods, and those of the values they return, are called for every message, by the
+//     goroutines that process it. They must be fast, must not block, must not call the Conn, and
+//     must not end their goroutine (runtime.Goexit).
+//   - They are called concurrently for different messages.
+//   - A panic is logged and has no effect on the message.
+//   - Embed [None] in your implementation, because later versions may add methods.
 type Instrument interface {
-	// Connect is called once, by client.Connect, when the Conn is made. stats
-	// returns its numbers at any time, and may be called from any goroutine, but not during
-	// a call of the Instrument. The result, unless it is nil, is called when the Conn is
-	// closed.
+	// Connect is called once, by client.Connect, when the Conn is created. stats returns the
+	// Conn's counts at any time and from any goroutine, but must not be called during a call of
+	// the Instrument. closed, unless it is nil, is called when the Conn is closed.
 	Connect(stats func() Stats) (closed func())
 	// Publish is called for a message of Publisher.Publish before it is checked and sent.
 	// ctx is the caller's. The result may be nil.
 	Publish(ctx context.Context, s Sending) Publication
-	// PublishAll is called for a call of Publisher.PublishAll with n messages. to is the
-	// publisher's address, or the zero Address if each message names its own. The result
-	// may be nil.
-	PublishAll(ctx context.Context, to address.Address, n int) Batch
-	// Handle is called before a delivery's handler. The handler gets the ctx that is
-	// returned, which must be made of ctx; a nil one counts as ctx. The Handling may be
+	// PublishAll is called for each call of Publisher.PublishAll, with its n messages. to is the
+	// publisher's address, or the zero Address if each message names its own. The result may be
 	// nil.
+	PublishAll(ctx context.Context, to address.Address, n int) Batch
+	// Handle is called before a delivery's handler. The handler gets the returned ctx, which
+	// must derive from ctx; nil means ctx. The Handling may be nil.
 	Handle(ctx context.Context, d Delivery) (context.Context, Handling)
 	// SettledRange is called for each settlement frame that is written, with the number of
-	// deliveries that it settles. Settlements of neighbours with the same outcome are one
-	// frame.
+	// deliveries that it settles. One frame settles consecutive deliveries with the same
+	// outcome.
 	SettledRange(n int)
 }
 
-// None is an Instrument that does nothing. Embed it in your own, to leave methods
+// None is an [Instrument] that does nothing. Embed it in your own, so that you can leave methods
 // out.
 type None struct{}
 

@@ -9,10 +9,10 @@ import (
 	"github.com/hopback/hopback/internal/sendview"
 )
 
-// Sending is a message that is about to be sent. It is valid during the call that it is an
-// argument of. Only package client and NewSending make one, so later versions may add methods.
+// Sending is a message that is about to be sent. It is valid only during the call that it is
+// passed to. Only package client and [NewSending] create one, so later versions may add methods.
 type Sending interface {
-	// Message returns the message. It must not be changed: use SetProperty and SetAnnotation.
+	// Message returns the message. Don't change it: use SetProperty and SetAnnotation.
 	Message() *amqp.Message
 	// To returns the address that the message is sent to. It is the zero Address if the
 	// message has no valid address.
@@ -20,28 +20,29 @@ type Sending interface {
 	// Server returns the host:port of the endpoint that the Conn was last connected to. It is
 	// empty if the Sending is from NewSending.
 	Server() string
-	// PerMessage reports whether the publisher has no address of its own, so that each
-	// message names one. The number of such addresses has no bound.
+	// PerMessage reports whether each message of the publisher names its own address. Then the
+	// number of addresses is unbounded, so don't use them as metric labels.
 	PerMessage() bool
-	// SetProperty sets an application property of what is sent. The caller's message and its
-	// maps stay unchanged. A key or value that isn't valid UTF-8 or is over 8 KiB is ignored.
+	// SetProperty sets an application property of the message that is sent. The caller's message
+	// and its maps stay unchanged. A key or value that isn't valid UTF-8 or is longer than 8 KiB
+	// is ignored.
 	SetProperty(key, value string)
-	// SetAnnotation sets a message annotation of what is sent, like SetProperty. The key must
-	// begin with "x-".
+	// SetAnnotation sets a message annotation of the message that is sent, like SetProperty. The
+	// key must begin with "x-".
 	SetAnnotation(key, value string)
 }
 
-// NewSending returns a Sending of m to an address, or to the one that m names if to is the
-// zero Address. It serves to call an Instrument outside of a Conn: in a test, or from
-// another client's publisher. m must not be nil, and the Instrument changes it.
+// NewSending returns a [Sending] of m to the address to, or to the address in m if to is the
+// zero Address. Use it to call an [Instrument] outside of a Conn: in a test, or from another
+// client's publisher. m must not be nil. The Instrument changes m.
 func NewSending(to address.Address, m *amqp.Message) Sending { return sendview.New(to, m, nil) }
 
-// Delivery is a message that a queue has delivered: a *client.Delivery. An Instrument may
-// read it until it is settled.
+// Delivery is a message that a queue has delivered: a *client.Delivery. An [Instrument] may read
+// it until it is settled.
 type Delivery interface {
-	// Message returns the message as received. It must not be changed.
+	// Message returns the message as received. Don't change it.
 	Message() *amqp.Message
-	// Queue returns the name of the queue that delivered the message, unencoded.
+	// Queue returns the name of the queue that delivered the message, not percent-encoded.
 	Queue() string
 	// Received returns when this client received the message.
 	Received() time.Time
@@ -50,19 +51,19 @@ type Delivery interface {
 	Server() string
 }
 
-// Decision is what a middleware has decided about a delivery. See
+// Decision is what a middleware, such as retry.With, decided about a delivery. See
 // client.Delivery.Report.
 type Decision struct {
 	Kind DecisionKind
 	// Attempt is the number of the attempt that the decision is about, from 1.
 	Attempt int
-	// Reason is where the message goes: the strategy that it waits by, such as "republish",
-	// or the client.Reason of its death. There is a bounded number of them.
+	// Reason is the retry strategy that the message waits with, such as "republish", or the
+	// client.Reason why it was dead-lettered. The number of reasons is bounded.
 	Reason string
-	// Delay is the delay that was asked for, and Wait the one that the message gets, such
-	// as that of its delay queue. Both are zero unless the message waits.
+	// Delay is the delay that the policy or handler requested. Wait is the delay that the
+	// message gets, such as that of its delay queue. Both are zero unless the message waits.
 	Delay, Wait time.Duration
-	// Err is the error that was decided about; nil if there is none.
+	// Err is the handler's error; nil if there is none.
 	Err error
 }
 
@@ -73,22 +74,22 @@ type DecisionKind string
 const (
 	// DecisionRetry: the message waits for another attempt.
 	DecisionRetry DecisionKind = "retry"
-	// DecisionWait: the message waits, and nothing has failed. It was snoozed, or came
-	// before its time.
+	// DecisionWait: the message waits although nothing has failed. It was snoozed, or came too
+	// early.
 	DecisionWait DecisionKind = "wait"
-	// DecisionDeadLetter: the message is given up.
+	// DecisionDeadLetter: the message is dead-lettered.
 	DecisionDeadLetter DecisionKind = "dead-letter"
-	// DecisionDiscard: the message is accepted in spite of an error.
+	// DecisionDiscard: the message is acknowledged in spite of an error.
 	DecisionDiscard DecisionKind = "discard"
 )
 
-// Settlement is what becomes of a delivery at the broker.
+// Settlement is how a delivery is settled at the broker.
 type Settlement struct {
 	Kind SettlementKind
 	// Failed and DeadLetter are the fields delivery-failed and undeliverable-here of
 	// SettlementModified.
 	Failed, DeadLetter bool
-	// Reason is the client.Reason of a dead letter; "" for others.
+	// Reason is the client.Reason of a dead letter; "" for all others.
 	Reason string
 }
 
@@ -102,50 +103,50 @@ const (
 	SettlementModified SettlementKind = "modified"
 )
 
-// Publication follows one message that is sent. An Instrument makes it.
+// Publication observes one message that is sent. An [Instrument] returns it.
 type Publication interface {
-	// Published is called once, with what client.Publisher.Publish returns for the message: nil only if the
-	// broker has accepted it.
+	// Published is called once, with the result of client.Publisher.Publish for the message: nil
+	// only if the broker has accepted it.
 	Published(err error)
 }
 
-// Batch follows the messages of one client.Publisher.PublishAll. An Instrument makes it.
+// Batch observes the messages of one client.Publisher.PublishAll. An [Instrument] returns it.
 type Batch interface {
-	// Publish is called for each message that was encoded, in order, before it is sent. The
-	// result may be nil.
+	// Publish is called for each encoded message, in order, before it is sent. The result may be
+	// nil.
 	Publish(s Sending) Publication
-	// Published is called at the end, with what PublishAll returns.
+	// Published is called at the end, with the result of PublishAll.
 	Published(err error)
 }
 
-// Handling follows one delivery from its handler to its settlement. An Instrument makes
-// it.
+// Handling observes one delivery from its handler to its settlement. An [Instrument] returns it.
 //
-// Calls come in this order, one after the other, but from several goroutines. Those in
-// brackets may be missing:
+// Calls come in this order, one after the other, but from several goroutines. Those in brackets
+// are optional:
 //
-//	[Decided] Handled [Forwarding [Forwarded]]... [Settling [Settled]]
+//		[Decided] Handled [Forwarding [Forwarded]]... [Settling [Settled]]
 //
-// The broker may take the delivery back while its handler runs (client.ErrConsumerTimeout). Then
-// Settling and Settled come at any time, at the same time as other calls. If the link is
-// lost, calls that are missing don't follow: the broker delivers the message again.
+//	  - If the broker revokes the delivery while its handler runs (client.ErrConsumerTimeout),
+//	    Settling and Settled come at any time, concurrently with other calls.
+//	  - If the link is lost, the missing calls never come. The broker delivers the message again.
 type Handling interface {
-	// Decided is called during the handler's call, by a middleware such as retry.With.
-	// The last call counts.
+	// Decided is called during the handler's call, by a middleware such as retry.With. The last
+	// call counts.
 	Decided(d Decision)
-	// Handled is called when the handler has returned err. A panic is a client.DeadLetter
-	// with client.ReasonPanicked.
+	// Handled is called when the handler has returned err. A panic is a client.DeadLetter with
+	// client.ReasonPanicked.
 	Handled(err error)
-	// Forwarding is called before a copy is sent, for a client.Forward. What it sets is in the
-	// copy.
+	// Forwarding is called before a copy is sent for a client.Forward. Properties and
+	// annotations that it sets are part of the copy.
 	Forwarding(s Sending)
-	// Forwarded is called with the outcome: nil if the broker has accepted the copy.
+	// Forwarded is called with the result: nil if the broker has accepted the copy.
 	Forwarded(err error)
-	// Settling is called when it is decided what becomes of the delivery. The result is
-	// merged into the message's annotations if s.Kind is SettlementModified, and ignored
-	// otherwise. Keys must begin with "x-". All of it together may have 1,024 bytes.
+	// Settling is called when the settlement of the delivery is decided. If s.Kind is
+	// SettlementModified, the result is merged into the message's annotations; otherwise it is
+	// ignored. Keys must begin with "x-". The total size may be up to 1,024 bytes.
 	Settling(s Settlement) map[string]string
-	// Settled is called when the settlement was written to the connection. AMQP doesn't
-	// confirm it. err is why it couldn't be written: the broker delivers the message again.
+	// Settled is called when the settlement was written to the connection. AMQP doesn't confirm
+	// it. If it couldn't be written, err is the reason, and the broker delivers the message
+	// again.
 	Settled(err error)
 }

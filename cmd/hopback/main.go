@@ -1,7 +1,16 @@
-// Command hopback plans, applies, checks, and draws RabbitMQ topologies from small
-// files. "hopback topology --help" says how; package topologyfile has the files.
-// "hopback dlq" shows and replays dead letters, and "hopback desk" serves a web page that
-// does. "hopback broker" serves a RabbitMQ in memory, for tests and for development.
+// Command hopback works with RabbitMQ topologies and dead letters from the command line:
+//
+//   - "hopback topology" plans, applies, checks, converts, and draws topologies from YAML files.
+//     Package topologyfile describes the files.
+//   - "hopback dlq" surveys, lists, shows, replays, edits, discards, exports, and imports dead
+//     letters. "hopback desk" serves a web page for them.
+//   - "hopback retry" adds delayed retries to workers in any language.
+//   - "hopback outbox" publishes messages from a transactional outbox in PostgreSQL.
+//   - "hopback broker" serves a RabbitMQ in memory, for tests and for development.
+//
+// "hopback --help" starts with an example, and each command has --help.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package main
 
 import (
@@ -15,7 +24,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The second signal ends the program at once.
+	// A second signal kills the program.
 	context.AfterFunc(ctx, stop)
 	os.Exit(cli.Run(ctx, cli.Process()))
 }

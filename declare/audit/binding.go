@@ -8,8 +8,8 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// bindingQuestion is what the broker is asked for over AMQP: it lists the bindings
-// with one source, destination and key.
+// bindingQuestion is the AMQP request for a binding: it lists the bindings with one source,
+// destination, and key.
 func bindingQuestion(b declare.Binding) string {
 	dest := "&dste=" + address.Escape(b.Exchange)
 	if b.Queue != "" {

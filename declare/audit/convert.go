@@ -15,15 +15,15 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Export returns t as the definitions of a virtual host, for operators to import.
-// The virtual host and its users aren't in them and must exist. An error is that
-// of [declare.Topology.Validate].
+// Export returns t as the definitions of a virtual host, for operators to import. The virtual
+// host and its users aren't included and must exist. The error is that of
+// [declare.Topology.Validate].
 func Export(vhost string, t declare.Topology, policies ...declare.Policy) (Definitions, error) {
 	if err := t.Validate(); err != nil {
 		return Definitions{}, err
 	}
 	if vhost == "" {
-		return Definitions{}, argument.New("vhost", nil, "is empty", `give the virtual host's name; the default one is "/"`)
+		return Definitions{}, argument.New("vhost", nil, "is empty", `pass the name of the virtual host; the default one is "/"`)
 	}
 	s := FromTopology(t)
 	s.VHost = vhost
@@ -31,8 +31,8 @@ func Export(vhost string, t declare.Topology, policies ...declare.Policy) (Defin
 	return s.Definitions(), nil
 }
 
-// Definitions returns s as a document, without the exchanges of every virtual host
-// and without exclusive queues.
+// Definitions returns s as a definitions document, without the exchanges that every virtual host
+// has and without exclusive queues.
 func (s Snapshot) Definitions() Definitions {
 	var d Definitions
 	for _, q := range s.Queues {
@@ -76,8 +76,8 @@ func (s Snapshot) Definitions() Definitions {
 
 const operatorPolicy = "operator_policy"
 
-// VHosts returns the virtual hosts that d names, sorted. "" stands for a document
-// of a single one.
+// VHosts returns the virtual hosts that d names, sorted. "" stands for a document of a single
+// one.
 func (d Definitions) VHosts() []string {
 	var list []string
 	for _, q := range d.queues {
@@ -96,12 +96,12 @@ func (d Definitions) VHosts() []string {
 	return slices.Compact(list)
 }
 
-// Topology returns d's resources in a virtual host. Entries without a virtual host belong
-// to every one. A queue becomes the typed value that declares exactly the same, or else a
+// Topology returns the resources of d in a virtual host. Entries without a virtual host belong to
+// every one. A queue becomes the typed value that declares exactly the same, or else a
 // [declare.RawQueue].
 //
-// The error has an *[argument.Error] for each exchange that isn't durable, joined. The
-// Topology is complete nevertheless.
+// The error joins an *[argument.Error] for each exchange that isn't durable. The Topology is
+// complete even then.
 func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 	var t declare.Topology
 	var errs []error
@@ -140,7 +140,7 @@ func (d Definitions) Topology(vhost string) (declare.Topology, error) {
 	return t, errors.Join(errs...)
 }
 
-// Snapshot returns d's resources in a virtual host, for [Check] and the graphs. It doesn't
+// Snapshot returns the resources of d in a virtual host, for [Check] and the graphs. It doesn't
 // validate d.
 func (d Definitions) Snapshot(vhost string) Snapshot {
 	s := Snapshot{VHost: vhost}
@@ -177,7 +177,7 @@ func (d Definitions) Snapshot(vhost string) Snapshot {
 		}
 	}
 	if unread != "" {
-		s.hide(fmt.Sprintf("the operator policy %.80q can't be read", unread), partPolicies)
+		s.hide(fmt.Sprintf("the operator policy %.80q can't be parsed", unread), partPolicies)
 	}
 	s.checkPatterns()
 	s.addPredeclared()
@@ -266,7 +266,7 @@ func (q definedQueue) queue() declare.Queue {
 	raw := declare.RawQueue{Name: q.Name, Durable: q.Durable, AutoDelete: q.AutoDelete, Arguments: args}
 	want := map[string]any{"durable": q.Durable, "exclusive": false, "auto_delete": q.AutoDelete, "arguments": args}
 	for _, typed := range []declare.Queue{quorumFrom(q.Name, args), classicFrom(q, args), streamFrom(q.Name, args)} {
-		// Whatever the typed queue can't say makes it another one, or invalid.
+		// Settings that the typed queue can't express make it another one, or invalid.
 		one := declare.Topology{Queues: []declare.Queue{typed}}
 		if one.Validate() == nil && reflect.DeepEqual(one.Declarations()[0].Body, want) {
 			return typed
@@ -331,6 +331,7 @@ func quorumFrom(name string, args map[string]any) declare.QuorumQueue {
 		SingleActiveConsumer: take[bool](t, "x-single-active-consumer"),
 		InitialGroupSize:     int(take[int64](t, "x-quorum-initial-group-size")),
 		TargetGroupSize:      int(take[int64](t, "x-quorum-target-group-size")),
+		PlacementTag:         take[string](t, "x-member-placement-tag"),
 		LeaderLocator:        declare.LeaderLocator(take[string](t, "x-queue-leader-locator")),
 		ConsumerTimeout:      t.millis("x-consumer-timeout"), ConsumerDisconnectedTimeout: t.millis("x-consumer-disconnected-timeout"),
 		DelayedRetry: declare.DelayedRetry{

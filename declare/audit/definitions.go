@@ -14,23 +14,23 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Definitions is RabbitMQ's definitions document. rabbitmqctl export_definitions
-// and GET /api/definitions write it. POST /api/definitions and load_definitions
-// read it. Use it to give a topology to operators who declare it for you.
+// Definitions is RabbitMQ's definitions document. Use it to give a topology to operators who
+// declare it for you. rabbitmqctl export_definitions and GET /api/definitions write such
+// documents; POST /api/definitions and load_definitions read them.
 //
-// [Definitions.Topology] and [Definitions.Snapshot] return its queues, exchanges, bindings and
-// policies. Everything else, such as users and parameters, is kept: reading and writing a
-// document loses nothing. Users have password hashes.
+// [Definitions.Topology] and [Definitions.Snapshot] return its queues, exchanges, bindings, and
+// policies. It keeps everything else, such as users and parameters: reading and writing a
+// document loses nothing. So a document can contain password hashes.
 //
-// The written form is sorted and has every field. Reading and writing it again
-// gives the same bytes.
+// The written form is sorted and has every field. Reading and writing it again gives the same
+// bytes.
 type Definitions struct {
 	queues    []definedQueue
 	exchanges []definedExchange
 	bindings  []definedBinding
 	policies  []definedPolicy
-	// Other has the members of the document that aren't modelled, such as "users",
-	// "vhosts" or "parameters", as JSON.
+	// Other contains the members of the document that aren't modeled, such as "users", "vhosts",
+	// or "parameters", as JSON.
 	Other map[string]json.RawMessage
 }
 
@@ -67,8 +67,9 @@ type definedPolicy struct {
 	Other map[string]json.RawMessage
 }
 
-// ParseDefinitions reads a document. A malformed one is an *[argument.Error] that names the
-// place. It doesn't check the values of arguments: use [Check] for that.
+// ParseDefinitions reads a definitions document. If it is malformed, the error is an
+// *[argument.Error] that names the place. The values of arguments aren't checked: use [Check] for
+// that.
 func ParseDefinitions(text []byte) (Definitions, error) {
 	var d Definitions
 	doc, err := object(argument.Root("definitions"), text)
@@ -161,7 +162,7 @@ func (d Definitions) MarshalJSON() ([]byte, error) {
 	return values.JSON(doc), nil
 }
 
-// UnmarshalJSON is [ParseDefinitions].
+// UnmarshalJSON reads the document as [ParseDefinitions] does.
 func (d *Definitions) UnmarshalJSON(text []byte) error {
 	parsed, err := ParseDefinitions(text)
 	if err == nil {
@@ -170,7 +171,7 @@ func (d *Definitions) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// Encode returns the document as a file: indented JSON with a final line feed.
+// Encode returns the document as the content of a file: indented JSON with a final line feed.
 func (d Definitions) Encode() []byte {
 	text, _ := d.MarshalJSON()
 	var b bytes.Buffer
@@ -196,8 +197,8 @@ func (d *Definitions) sort() {
 	slices.SortStableFunc(d.policies, func(a, b definedPolicy) int { return comparePolicies(a.Policy, b.Policy) })
 }
 
-// written is arguments as they are written: a whole float keeps its point, or else
-// it would be an integer when it is read again.
+// written is arguments in their written form: a whole float keeps its point, or else it would be
+// an integer when it is read again.
 func written(m map[string]any) map[string]any {
 	out := make(map[string]any, len(m))
 	for k, v := range m {
@@ -241,7 +242,7 @@ func withOther(other map[string]json.RawMessage, vhost string, m map[string]any)
 	return m
 }
 
-// canonical brings JSON into the order in which Go writes it, numbers as they are
+// canonical brings JSON into the order in which Go writes it, and doesn't change how numbers are
 // written.
 func canonical(text json.RawMessage) any {
 	var v any
@@ -255,13 +256,13 @@ func object(what argument.Path, text []byte) (map[string]json.RawMessage, error)
 	var m map[string]json.RawMessage
 	d := json.NewDecoder(bytes.NewReader(text))
 	if err := d.Decode(&m); err != nil {
-		return nil, argument.At(what, argument.CodeMalformed, nil, "isn't a JSON object", "give the output of rabbitmqctl export_definitions or GET /api/definitions").Because(err)
+		return nil, argument.At(what, argument.CodeMalformed, nil, "isn't a JSON object", "pass the output of rabbitmqctl export_definitions or GET /api/definitions").Because(err)
 	}
 	if m == nil {
-		return nil, argument.At(what, argument.CodeMissing, nil, "is null", "give a JSON object")
+		return nil, argument.At(what, argument.CodeMissing, nil, "is null", "pass a JSON object")
 	}
 	if len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
-		return nil, argument.At(what, argument.CodeMalformed, nil, "has text after the JSON object", "give one document")
+		return nil, argument.At(what, argument.CodeMalformed, nil, "has text after the JSON object", "pass a single document")
 	}
 	return m, nil
 }
@@ -280,7 +281,7 @@ func eachObject(doc map[string]json.RawMessage, key string, read func(*members))
 	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(raw, &list); err != nil {
-		return argument.At(argument.Root("definitions").Field(key), argument.CodeWrongType, nil, "isn't a list", "give a list of objects").Because(err)
+		return argument.At(argument.Root("definitions").Field(key), argument.CodeWrongType, nil, "isn't a list", "write a list of objects").Because(err)
 	}
 	for i, text := range list {
 		where := argument.Root("definitions").Field(key).Index(i)
@@ -303,7 +304,7 @@ func (m *members) bad(key string, code argument.Code, value any, problem, remedy
 	}
 }
 
-// take reads a member and takes it out of those that aren't modelled.
+// take reads a member and removes it from those that aren't modeled.
 func (m *members) take(key string, into any, kind string) (there bool) {
 	raw, there := m.m[key]
 	delete(m.m, key)
@@ -315,7 +316,7 @@ func (m *members) take(key string, into any, kind string) (there bool) {
 
 func (m *members) text(key string, required bool) (s string) {
 	if !m.take(key, &s, "a string") && required {
-		m.bad(key, argument.CodeMissing, nil, "is missing", "write it")
+		m.bad(key, argument.CodeMissing, nil, "is missing", "add it")
 	}
 	return s
 }

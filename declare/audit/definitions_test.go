@@ -160,7 +160,7 @@ func TestParseDefinitionsRefuses(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Whatever is read is written in a form that reads as the same again.
+// Everything that is read is written in a form that reads as the same again.
 func FuzzParseDefinitions(f *testing.F) {
 	text, err := os.ReadFile("testdata/cookbook.json")
 	require.NoError(f, err)
@@ -227,6 +227,6 @@ func TestWhatRabbitmqctlExportsIsRead(t *testing.T) {
 		d, err := audit.ParseDefinitions([]byte(`{"parameters":[{"component":"operator_policy","name":"p","vhost":"/","value":{"pattern":"","definition":` + definition + `}}]}`))
 		require.NoError(t, err)
 		v := audit.Check(d.Snapshot("/"), declare.Topology{})
-		assert.Contains(t, v.String(), `the operator policy "p" can't be read`, definition)
+		assert.Contains(t, v.String(), `the operator policy "p" can't be parsed`, definition)
 	}
 }

@@ -8,24 +8,27 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// DeleteCondition is the condition for a deletion. The zero value is no condition.
+// DeleteCondition is the condition of [DeleteQueueIf]. The zero value means no condition.
 type DeleteCondition struct {
-	// Empty: the queue has no ready message. With the HTTP API it also has none that a
-	// consumer holds, that is delayed, or that waits for dead-lettering.
+	// Empty requires that the queue has no ready message. With the HTTP API it must also have no
+	// message that a consumer holds, that is delayed, or that waits for dead-lettering. Default:
+	// false.
 	Empty bool
-	// Unused: the queue has no consumer and, with the HTTP API, no binding.
+	// Unused requires that the queue has no consumer and, with the HTTP API, no binding. Default:
+	// false.
 	Unused bool
 }
 
-// DeleteQueueIf deletes a queue if cond holds, and otherwise returns
-// [declare.ErrInUse]. A queue that doesn't exist is no error.
+// DeleteQueueIf deletes a queue if cond holds, and otherwise returns [declare.ErrInUse]. It
+// returns the number of messages that were ready. A queue that doesn't exist isn't an error.
 //
-// RabbitMQ has no conditional delete over AMQP 1.0, and none for quorum queues over any
-// protocol. So DeleteQueueIf checks first and then deletes. A message that is published in
-// between is lost. To prevent that, remove the queue's bindings first. Without src.HTTP
-// only ready messages and consumers are checked.
+// RabbitMQ has no conditional delete over AMQP 1.0, and none for quorum queues over any protocol.
+// So DeleteQueueIf checks first and then deletes. A message that is published in between is lost.
+// To prevent that, remove the queue's bindings first. Without src.HTTP only ready messages and
+// consumers are checked.
 func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCondition) (messages uint64, err error) {
 	info, err := declare.Inspect(ctx, src.AMQP, name)
 	switch {
@@ -38,10 +41,10 @@ func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCon
 		return 0, &declare.Error{Op: "delete", Resource: queueResource(name), Reason: declare.ErrInUse, Err: fmt.Errorf(text, args...)}
 	}
 	if cond.Empty && info.Messages > 0 {
-		return refuse("%d messages are ready", info.Messages)
+		return refuse("it contains %s; drain or purge the queue first", values.Count(info.Messages, "ready message"))
 	}
 	if cond.Unused && info.Consumers > 0 {
-		return refuse("%d consumers", info.Consumers)
+		return refuse("it has %s; stop all consumers first", values.Count(info.Consumers, "consumer"))
 	}
 	if src.HTTP != nil && (cond.Empty || cond.Unused) {
 		s, err := readHTTP(ctx, src.HTTP)
@@ -50,12 +53,12 @@ func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCon
 		}
 		for _, q := range s.Queues {
 			if held := q.MessagesUnacknowledged + q.MessagesDelayed + q.MessagesDeadLettering; q.Name == name && cond.Empty && held > 0 {
-				return refuse("%d messages are held by consumers, %d delayed, %d wait for dead-lettering", q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering)
+				return refuse("%s", hiddenMessages(q))
 			}
 		}
 		for _, b := range s.Bindings {
 			if cond.Unused && b.Queue == name {
-				return refuse("the exchange %.80q is bound to it", b.Source)
+				return refuse("the exchange %.80q is bound to it; delete the binding first", b.Source)
 			}
 		}
 	}
@@ -63,20 +66,19 @@ func DeleteQueueIf(ctx context.Context, src Sources, name string, cond DeleteCon
 }
 
 // DeleteUnused deletes t like [declare.Delete], unless that would lose messages or delete
-// something that others need. In that case it deletes nothing and returns a
-// *[declare.Error] for each reason, joined, that matches [declare.ErrInUse].
+// something that others need. In that case it deletes nothing, and the error joins a
+// *[declare.Error] for each reason and matches [declare.ErrInUse]. src.AMQP and src.HTTP are both
+// required.
 //
-// An exchange is needed if it has a binding from or to something outside t, or if a queue
-// outside t dead-letters to it. A queue is needed if it has consumers, or if a binding or a
-// dead-letter target outside t leads to it. A queue also counts as needed if it has
-// messages, including held and delayed ones. So DeleteUnused refuses to delete resources
-// that several topologies share, such as the delay queues of package retry, while another
-// topology needs them.
-//
-// src.AMQP and src.HTTP are both required. DeleteUnused reads everything first,
-// and inspects each queue again over AMQP before it deletes it. A message that
-// arrives in between is lost. Counts of messages that consumers hold, that are
-// delayed or that wait for dead-lettering are some seconds old.
+//   - An exchange is needed if it has a binding from or to something outside t, or if a queue
+//     outside t dead-letters to it.
+//   - A queue is needed if it has consumers, or if a binding or a dead-letter target outside t
+//     leads to it, or if it contains messages, including unacknowledged and delayed ones.
+//   - So DeleteUnused refuses to delete resources that several topologies share, such as the
+//     delay queues of package retry, while another topology needs them.
+//   - DeleteUnused reads everything first, and inspects each queue again over AMQP before it
+//     deletes it. A message that arrives in between is lost. Counts of messages that consumers
+//     hold, that are delayed, or that wait for dead-lettering are some seconds old.
 func DeleteUnused(ctx context.Context, src Sources, t declare.Topology) (declare.Report, error) {
 	if src.HTTP == nil {
 		return declare.Report{}, argument.New("Sources.HTTP", nil, "is nil, but only the HTTP API shows who else uses these resources", "set it with httpapi.New, or use Delete, which doesn't check")
@@ -126,13 +128,13 @@ func checkUnused(s Snapshot, t declare.Topology) error {
 		}
 		resource := queueResource(q.Name)
 		if q.Consumers > 0 {
-			use(resource, "it has %d consumers", q.Consumers)
+			use(resource, "it has %s; stop all consumers first", values.Count(q.Consumers, "consumer"))
 		}
 		if q.Messages > 0 {
-			use(resource, "%d messages are ready in it", q.Messages)
+			use(resource, "it contains %s; drain or purge the queue first", values.Count(q.Messages, "ready message"))
 		}
 		if held := q.MessagesUnacknowledged + q.MessagesDelayed + q.MessagesDeadLettering; held > 0 {
-			use(resource, "%d messages are held by consumers, %d delayed, %d wait for dead-lettering", q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering)
+			use(resource, "%s", hiddenMessages(q))
 		}
 	}
 	ours := func(exchange string) bool { return exchanges[exchange] }
@@ -142,13 +144,13 @@ func checkUnused(s Snapshot, t declare.Topology) error {
 		switch {
 		case mentioned:
 		case ours(b.Source) && !in:
-			use(exchangeResource(b.Source), "it leads to a resource that stays: %s", bindingName(b))
+			use(exchangeResource(b.Source), "it routes to a resource outside the topology: %s", bindingName(b))
 		case !ours(b.Source) && in:
 			to := queueResource(b.Queue)
 			if b.Queue == "" {
 				to = exchangeResource(b.Exchange)
 			}
-			use(to, "a resource that stays leads to it: %s", bindingName(b))
+			use(to, "a resource outside the topology routes to it: %s", bindingName(b))
 		}
 	}
 	r := newRoutes(s)
@@ -157,17 +159,23 @@ func checkUnused(s Snapshot, t declare.Topology) error {
 		switch {
 		case !ok || queues[q.Name]:
 		case ours(exchange):
-			use(exchangeResource(exchange), "queue %.80q, which stays, dead-letters to it", q.Name)
+			use(exchangeResource(exchange), "queue %.80q outside the topology dead-letters to it", q.Name)
 		case exchange == "" && key != nil && queues[*key]:
-			use(queueResource(*key), "queue %.80q, which stays, dead-letters to it", q.Name)
+			use(queueResource(*key), "queue %.80q outside the topology dead-letters to it", q.Name)
 		}
 	}
 	for _, x := range r.sortedExchanges() {
 		if ours(x.alternate) && !ours(x.Name) {
-			use(exchangeResource(x.alternate), "it is the alternate exchange of %.80q, which stays", x.Name)
+			use(exchangeResource(x.alternate), "it is the alternate exchange of %.80q, which is outside the topology", x.Name)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// hiddenMessages describes the messages of a queue that only the HTTP API shows.
+func hiddenMessages(q declare.QueueInfo) string {
+	return fmt.Sprintf("it contains %s, %d delayed, and %d waiting for dead-lettering; wait until the queue is empty",
+		values.Count(q.MessagesUnacknowledged, "unacknowledged message"), q.MessagesDelayed, q.MessagesDeadLettering)
 }
 
 func checkRequester(r declare.Requester) error {

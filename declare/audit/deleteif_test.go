@@ -12,35 +12,35 @@ import (
 	"github.com/hopback/hopback/declare/audit"
 )
 
-// Whatever is in use is in the way of a deletion, and what only the topology itself
+// Anything in use prevents a deletion, and what only the topology itself
 // uses isn't.
 func TestUses(t *testing.T) {
 	t.Parallel()
 	topology := cycle()
 	require.NoError(t, audit.CheckUnused(audit.FromTopology(topology), topology))
 	for what, change := range map[string]func(*audit.Snapshot){
-		`queue "orders": in use: 3 messages are ready in it`: func(s *audit.Snapshot) { queueIn(s, "orders").Messages = 3 },
-		`queue "orders": in use: it has 1 consumers`:         func(s *audit.Snapshot) { queueIn(s, "orders").Consumers = 1 },
-		`1 messages are held by consumers, 2 delayed, 3 wait for dead-lettering`: func(s *audit.Snapshot) {
+		`queue "orders": in use: it contains 3 ready messages;`: func(s *audit.Snapshot) { queueIn(s, "orders").Messages = 3 },
+		`queue "orders": in use: it has 1 consumer;`:            func(s *audit.Snapshot) { queueIn(s, "orders").Consumers = 1 },
+		`it contains 1 unacknowledged message, 2 delayed, and 3 waiting for dead-lettering;`: func(s *audit.Snapshot) {
 			q := queueIn(s, "delay_10s")
 			q.MessagesUnacknowledged, q.MessagesDelayed, q.MessagesDeadLettering = 1, 2, 3
 		},
-		`exchange "requeue": in use: it leads to a resource that stays: "requeue" to queue "other"`: func(s *audit.Snapshot) {
+		`exchange "requeue": in use: it routes to a resource outside the topology: "requeue" to queue "other"`: func(s *audit.Snapshot) {
 			s.Bindings = append(s.Bindings, declare.Binding{Source: "requeue", Queue: "other", Key: "*.*.other"})
 		},
-		`queue "orders": in use: a resource that stays leads to it: "amq.topic" to queue "orders"`: func(s *audit.Snapshot) {
+		`queue "orders": in use: a resource outside the topology routes to it: "amq.topic" to queue "orders"`: func(s *audit.Snapshot) {
 			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Queue: "orders"})
 		},
-		`exchange "retry": in use: a resource that stays leads to it: "amq.topic" to exchange "retry"`: func(s *audit.Snapshot) {
+		`exchange "retry": in use: a resource outside the topology routes to it: "amq.topic" to exchange "retry"`: func(s *audit.Snapshot) {
 			s.Bindings = append(s.Bindings, declare.Binding{Source: "amq.topic", Exchange: "retry"})
 		},
-		`exchange "dlx": in use: queue "other", which stays, dead-letters to it`: func(s *audit.Snapshot) {
+		`exchange "dlx": in use: queue "other" outside the topology dead-letters to it`: func(s *audit.Snapshot) {
 			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "dlx"}})
 		},
-		`queue "orders.dead": in use: queue "other", which stays, dead-letters to it`: func(s *audit.Snapshot) {
+		`queue "orders.dead": in use: queue "other" outside the topology dead-letters to it`: func(s *audit.Snapshot) {
 			s.Queues = append(s.Queues, declare.QueueInfo{Name: "other", Type: "quorum", Arguments: map[string]any{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dead"}})
 		},
-		`exchange "dlx": in use: queue "by policy", which`: func(s *audit.Snapshot) {
+		`exchange "dlx": in use: queue "by policy" outside`: func(s *audit.Snapshot) {
 			s.Queues = append(s.Queues, declare.QueueInfo{Name: "by policy", Type: "quorum"})
 			s.Policies = []declare.Policy{{Name: "p", Pattern: "^by policy$", ApplyTo: "queues", Definition: map[string]any{"dead-letter-exchange": "dlx"}}}
 		},

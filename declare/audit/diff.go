@@ -17,7 +17,7 @@ const (
 	changeUnknown = "unknown"
 )
 
-// Change is what Apply would do about one exchange, queue or binding.
+// Change is what [declare.Apply] would do about one exchange, queue, or binding.
 type Change struct {
 	// Kind is what Apply would do:
 	//
@@ -29,31 +29,31 @@ type Change struct {
 	//	           if it exists as declared, and is refused if it differs
 	Kind     string           `json:"kind"`
 	Resource declare.Resource `json:"resource"`
-	// Settings are what would be created, for "create" only, sorted by name.
+	// Settings are what Apply would create, for "create" only, sorted by name.
 	Settings []NamedSetting `json:"settings,omitempty"`
-	// Differences has every argument that differs, for "refuse" only.
+	// Differences lists every argument that differs, for "refuse" only.
 	Differences []declare.Conflict `json:"differences,omitempty"`
-	// Remedies says what can be done, for "refuse" only.
-	Remedies []string `json:"ways_out,omitempty"`
+	// Remedies lists what you can do, for "refuse" only.
+	Remedies []string `json:"remedies,omitempty"`
 	// Why is the reason for "unknown", and for the "refuse" of a binding.
 	Why string `json:"why,omitempty"`
 }
 
-// NamedSetting is a setting and its name, such as "durable" or "x-message-ttl".
+// NamedSetting is a setting with its name, such as "durable" or "x-message-ttl".
 type NamedSetting struct {
 	Name    string          `json:"name"`
 	Setting declare.Setting `json:"setting"`
 }
 
-// Diff is the result of [Compare]: a change for each exchange, queue and binding of a
-// topology, in that order. It prints like a diff and marshals to JSON.
+// Diff is the result of [Compare]: a change for each exchange, queue, and binding of a topology,
+// in that order. It prints like a diff and marshals to JSON.
 type Diff struct {
 	Changes []Change `json:"changes"`
 }
 
-// Compare returns what [declare.Apply] of t would do to the broker that s was taken of. In a
-// snapshot that was read without the HTTP API it is unknown whether exchanges exist.
-// Conflicts with the broker are in the Diff.
+// Compare returns what [declare.Apply] of t would do to the broker that s is a snapshot of. It
+// changes nothing. Conflicts with the broker are in the Diff. If the snapshot was read without
+// the HTTP API, it is unknown whether exchanges exist.
 func Compare(s Snapshot, t declare.Topology) Diff {
 	var d Diff
 	exchanges := map[string]ExchangeInfo{}
@@ -92,7 +92,7 @@ func Compare(s Snapshot, t declare.Topology) Diff {
 		if end := ends.missing(b); change.Kind == changeCreate && end != "" {
 			change = Change{
 				Kind: changeRefuse, Resource: want.Resource, Why: end + " doesn't exist and isn't in the topology",
-				Remedies: []string{"correct the name, or declare it too"},
+				Remedies: []string{"fix the name, or declare it too"},
 			}
 		}
 		d.Changes = append(d.Changes, change)
@@ -157,8 +157,7 @@ func endsOf(s Snapshot, t declare.Topology, exchanges map[string]ExchangeInfo, q
 	return e
 }
 
-// missing is the end of a binding that neither is there nor will be, as far as can be
-// told; or "".
+// missing is the end of a binding that neither exists nor will exist, as far as is known; or "".
 func (e ends) missing(b declare.Binding) string {
 	switch {
 	case e.exchanges != nil && !e.exchanges[b.Source]:
@@ -213,15 +212,15 @@ func (d Diff) Count(kind string) int {
 	return n
 }
 
-// Nothing reports whether Apply would change nothing: every resource certainly exists as
+// Nothing reports whether Apply would change nothing: every resource is known to exist as
 // declared.
 func (d Diff) Nothing() bool { return d.Count(changeKeep) == len(d.Changes) }
 
 // Conflicts reports whether the broker would refuse a part of Apply.
 func (d Diff) Conflicts() bool { return d.Count(changeRefuse) > 0 }
 
-// String returns the diff for people. "+" marks what would be created, "!" what
-// would be refused, and "?" what is unknown. What exists as declared has no mark.
+// String returns the diff as text. "+" marks what Apply would create, "!" what the broker would
+// refuse, and "?" what is unknown. Resources that exist as declared have no mark.
 func (d Diff) String() string {
 	var b strings.Builder
 	for _, c := range d.Changes {
@@ -243,7 +242,7 @@ func (d Diff) String() string {
 				fmt.Fprintf(&b, "+     %s: %s\n", x.Argument, typed(x.Wanted))
 			}
 			for _, w := range c.Remedies {
-				fmt.Fprintf(&b, "      way out: %s\n", w)
+				fmt.Fprintf(&b, "      remedy: %s\n", w)
 			}
 		case changeUnknown:
 			fmt.Fprintf(&b, "? %s\n", c.Resource)
@@ -251,10 +250,14 @@ func (d Diff) String() string {
 		}
 	}
 	if d.Nothing() {
-		fmt.Fprintf(&b, "Nothing to do: all %d are there.\n", len(d.Changes))
+		fmt.Fprintf(&b, "Nothing to do: everything exists as declared (%s).\n", values.Count(len(d.Changes), "resource"))
 		return b.String()
 	}
-	fmt.Fprintf(&b, "%d to create, %d exist, %d refused, %d unknown.\n", d.Count(changeCreate), d.Count(changeKeep), d.Count(changeRefuse), d.Count(changeUnknown))
+	exist := "exist"
+	if d.Count(changeKeep) == 1 {
+		exist = "exists"
+	}
+	fmt.Fprintf(&b, "%d to create, %d %s, %d refused, %d unknown.\n", d.Count(changeCreate), d.Count(changeKeep), exist, d.Count(changeRefuse), d.Count(changeUnknown))
 	return b.String()
 }
 

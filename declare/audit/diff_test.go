@@ -29,8 +29,8 @@ func TestDiffPrintsLikeADiff(t *testing.T) {
 ! exchange "dlx"
 -     alternate-exchange: "parking" (string)
 +     alternate-exchange: none
-      way out: declare an exchange under another name, bind it, and move the publishers
-      way out: delete it while nobody publishes to it, and run this again; its bindings are deleted with it
+      remedy: declare an exchange under another name, bind it, and move the publishers
+      remedy: delete it while nobody publishes to it, and run this again; its bindings are deleted with it
 ! queue "orders"
 -     x-delivery-limit: "5" (string)
 +     x-delivery-limit: "5" (integer)
@@ -38,10 +38,10 @@ func TestDiffPrintsLikeADiff(t *testing.T) {
 +     x-max-length: none
 -     x-overflow: none
 +     x-overflow: "reject-publish" (string)
-      way out: set overflow by a policy, which can change a live queue, and leave it out of the declaration
-      way out: declare it as it exists
-      way out: declare it under a new name and move the messages, as package declare/migrate does
-      way out: delete it once it is empty and unused, and run this again
+      remedy: set overflow with a policy, which can change a live queue, and remove it from the declaration
+      remedy: declare it as it exists
+      remedy: declare it under a new name and move the messages, as package declare/migrate does
+      remedy: delete it once it is empty and unused, and run this again
   queue "orders.dead"
   queue "delay_10s"
 + queue "parking"
@@ -62,7 +62,7 @@ func TestDiffPrintsLikeADiff(t *testing.T) {
 
 	d = audit.Compare(audit.FromTopology(cycle()), cycle())
 	assert.True(t, d.Nothing())
-	assert.Contains(t, d.String(), "Nothing to do: all 12 are there.")
+	assert.Contains(t, d.String(), "Nothing to do: everything exists as declared (12 resources).")
 }
 
 func TestReadRefusesBeforeItAsks(t *testing.T) {
@@ -93,7 +93,7 @@ func TestPlanRefusesBindingsWithAMissingEnd(t *testing.T) {
 	assert.Equal(t, 5, d.Count("create"), "%s", d)
 	assert.Equal(t, 3, d.Count("refuse"), "%s", d)
 	assert.True(t, d.Conflicts())
-	assert.Contains(t, d.String(), "! binding \"x\" to queue \"gone\", key \"\"\n      queue \"gone\" doesn't exist and isn't in the topology\n      way out: correct the name, or declare it too\n")
+	assert.Contains(t, d.String(), "! binding \"x\" to queue \"gone\", key \"\"\n      queue \"gone\" doesn't exist and isn't in the topology\n      remedy: fix the name, or declare it too\n")
 	assert.Contains(t, d.String(), `exchange "gone" doesn't exist`)
 	assert.Equal(t, 3, strings.Count(audit.Check(s, topology).String(), "it doesn't exist: "))
 

@@ -36,7 +36,7 @@ func startBroker(ctx context.Context) (src audit.Sources, stop func()) {
 	}
 }
 
-// Plan shows what Apply would do. A queue's arguments can't be changed in place.
+// Compare shows what Apply would do. A queue's arguments can't be changed in place.
 func ExampleCompare() {
 	ctx := context.Background()
 	src, stop := startBroker(ctx)
@@ -69,7 +69,7 @@ func ExampleCompare() {
 	// true
 }
 
-// Check finds that nobody has declared the queue that dead orders should go to.
+// Read a live virtual host and check it: nobody has declared the dead-letter queue of orders.
 func ExampleRead() {
 	ctx := context.Background()
 	src, stop := startBroker(ctx)

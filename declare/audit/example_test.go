@@ -8,7 +8,7 @@ import (
 	"github.com/hopback/hopback/declare/audit"
 )
 
-// A recipe from the web, read as it is: it works, and it can lose messages.
+// Check a recipe from the web: it works, and it can lose messages.
 func ExampleCheck() {
 	text, err := os.ReadFile("testdata/cookbook.json")
 	if err != nil {

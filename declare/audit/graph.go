@@ -13,13 +13,14 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Mermaid returns s as a Mermaid flowchart, which GitHub shows as a picture.
+// Mermaid returns s as a Mermaid flowchart, which GitHub renders as a picture. Use it in
+// documentation.
 //
-// Work queues, the retry cycle and dead-letter queues have a box each. Solid
-// arrows are bindings, with their keys. Dotted arrows are what the broker does
-// with a message that dies or matches no binding. A worker is drawn where it
-// closes the cycle: it consumes from a work queue, and only workers publish to an
-// exchange that feeds delay queues.
+//   - Work queues, the retry cycle, and dead-letter queues have a box each.
+//   - Solid arrows are bindings, with their keys. Dotted arrows are what the broker does with a
+//     message that is dead-lettered or matches no binding.
+//   - A worker closes the cycle: it consumes from a work queue, and only workers publish to an
+//     exchange in front of delay queues.
 func (s Snapshot) Mermaid() string {
 	return "flowchart LR\n" + newGraph(s).write(notation{
 		open:  func(g group) string { return fmt.Sprintf("    subgraph %s[\"%s\"]\n", g.id, g.title) },
@@ -40,7 +41,8 @@ func (s Snapshot) Mermaid() string {
 	})
 }
 
-// DOT returns the graph of [Snapshot.Mermaid] in the language of Graphviz. Render it with dot -Tsvg.
+// DOT returns the graph of [Snapshot.Mermaid] in the language of Graphviz. Render it with dot
+// -Tsvg.
 func (s Snapshot) DOT() string {
 	head := "digraph topology {\n    rankdir=LR;\n    node [fontname=\"sans-serif\"];\n    edge [fontname=\"sans-serif\", fontsize=10];\n"
 	return head + newGraph(s).write(notation{
@@ -119,14 +121,13 @@ type node struct {
 	id, group string
 	lines     []string
 	shape     shape
-	// Within a group, what comes first in the way of a message; delay queues by
-	// their delay.
+	// Within a group, the order in which a message passes; delay queues by their delay.
 	stage stage
 	delay int64
 }
 
-// stage is where on the way of a message something is. Pictures are laid out from
-// the first one on, and edges against the order are drawn as coming back.
+// stage is how far along the path of a message something is. Pictures are laid out from the first
+// one on, and edges against the order are drawn as coming back.
 type stage int
 
 const (
@@ -209,7 +210,7 @@ func newGraph(s Snapshot) *graph {
 	return g
 }
 
-// arrange brings nodes and edges into the order of a message's way.
+// arrange sorts nodes and edges by the order in which a message passes them.
 func (g *graph) arrange() {
 	compare := func(a, b node) int { return cmp.Or(cmp.Compare(a.stage, b.stage), cmp.Compare(a.delay, b.delay)) }
 	slices.SortStableFunc(g.nodes, compare)
@@ -218,7 +219,7 @@ func (g *graph) arrange() {
 		nodes[n.id] = n
 	}
 	slices.SortStableFunc(g.edges, func(a, b edge) int {
-		// What dies leaves its queue after everything else has been drawn.
+		// Edges of dead letters are drawn after all others of their queue.
 		leaves := func(e edge) int {
 			if e.dotted && nodes[e.from].stage != stageDelayed {
 				return 1
@@ -325,8 +326,8 @@ func (g *graph) retryLabel(entry, work string) string {
 	return fails
 }
 
-// endOfLine are the queues without a way on into the cycle: those that only take
-// dead letters, and whose own come to nothing but such queues.
+// endOfLine are the queues without a path back into the cycle: those that only receive dead
+// letters, and whose own dead letters reach only such queues.
 func (g *graph) endOfLine() map[string]bool {
 	// A queue to which a delay queue sends by a binding is a work queue; by an
 	// alternate exchange only, the end of the line.
@@ -424,7 +425,7 @@ func (g *graph) entries(cycle map[string]bool) []string {
 	return list
 }
 
-// workOf are the queues that messages come back to which were sent to an entry.
+// workOf are the queues that messages sent to an entry return to.
 func (g *graph) workOf(entry string) []string {
 	found := map[string]bool{}
 	seen := map[string]bool{}

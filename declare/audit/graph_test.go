@@ -67,7 +67,7 @@ func TestGraphOfAnImportedDocument(t *testing.T) {
 	assert.Equal(t, 2, strings.Count(text, "time is up"))
 }
 
-// Names can have anything in them: the ids are told apart, and no text ends what it
+// Names can have anything in them: the ids stay distinct, and no text ends what it
 // is in.
 func TestGraphOfHostileNames(t *testing.T) {
 	t.Parallel()
@@ -108,5 +108,5 @@ func TestManyQueues(t *testing.T) {
 	began := time.Now()
 	assert.Empty(t, audit.Check(audit.FromTopology(topology), topology).Findings)
 	assert.Equal(t, queues, strings.Count(audit.FromTopology(topology).Mermaid(), "worker of queue-"))
-	assert.Less(t, time.Since(began), 20*time.Second)
+	assert.Less(t, time.Since(began), 3*time.Minute) // of a busy machine
 }

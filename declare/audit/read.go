@@ -11,32 +11,31 @@ import (
 	"github.com/hopback/hopback/declare/internal/attempt"
 )
 
-// Sources is where a snapshot is read from: AMQP, HTTP or both.
+// Sources is where [Read] takes a snapshot from: AMQP, HTTP, or both.
 type Sources struct {
-	// AMQP answers for single queues and bindings. It needs no more permissions
-	// than a worker has.
+	// AMQP answers for single queues and bindings. It needs no more permissions than a worker
+	// has.
 	AMQP declare.Requester
-	// HTTP answers for the whole virtual host. See package httpapi.
+	// HTTP answers for the whole virtual host. Create one with package declare/httpapi.
 	HTTP Reader
 }
 
-// Reader reads the management HTTP API of one virtual host. Package httpapi has
-// one; it must be safe for concurrent use.
+// Reader reads the management HTTP API of one virtual host. Package declare/httpapi implements
+// it. It must be safe for concurrent use.
 type Reader interface {
-	// Get requests a path below /api, percent-encoded, and returns the body of a
-	// reply with a status of 2xx. Any other is an error, which says what to do
-	// and matches [declare.ErrNotFound], [declare.ErrForbidden] or [declare.ErrUnavailable] where it is
-	// one of those.
+	// Get requests a percent-encoded path below /api and returns the body of a reply with a 2xx
+	// status. Any other reply is an error that says what to do and matches [declare.ErrNotFound],
+	// [declare.ErrForbidden], or [declare.ErrUnavailable] if it is one of those.
 	Get(ctx context.Context, path string) ([]byte, error)
-	// VHost is the virtual host.
+	// VHost returns the name of the virtual host.
 	VHost() string
 }
 
-// Read takes a snapshot. It reads the whole virtual host from the HTTP API. Without
-// src.HTTP, or if that fails, it reads the queues and bindings of the topology of over
-// AMQP. Snapshot.Unread lists what is missing, and why.
+// Read takes a snapshot. It reads the whole virtual host from the HTTP API. Without src.HTTP, or
+// if that fails, it reads the queues and bindings of the topology of over AMQP. [Snapshot.Unread]
+// lists what is missing, and why.
 //
-// An error means that nothing could be read, or that a source failed part way through.
+// An error means that nothing could be read, or that a source failed halfway.
 func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, error) {
 	if src.AMQP == nil && src.HTTP == nil {
 		return Snapshot{}, argument.New("Sources", nil, "has neither AMQP nor HTTP set", "pass conn.Management(), or httpapi.New")
@@ -64,7 +63,7 @@ func Read(ctx context.Context, src Sources, of declare.Topology) (Snapshot, erro
 	return s, nil
 }
 
-// readAMQP asks for what can be named.
+// readAMQP reads the queues and bindings of a topology.
 func readAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Snapshot, error) {
 	var s Snapshot
 	var mu sync.Mutex
@@ -120,13 +119,12 @@ func readAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 	wg.Wait()
 	err := errors.Join(errs...)
 	if err == nil && len(asks) > 0 && len(s.Refused) == len(asks) {
-		return s, errors.New("hopback: the user may read nothing in the topology: " + s.Refused[0].Why)
+		return s, errors.New("hopback: the user has no permission to read any resource of the topology: " + s.Refused[0].Why)
 	}
 	return s, err
 }
 
-// retried repeats a question of which no reply came: another one under way may
-// have ended the session.
+// retried repeats a request without a reply: another one in flight may have ended the session.
 func retried[T any](ctx context.Context, ask func() (T, error)) (v T, err error) {
 	for n := range attempt.Max {
 		if n > 0 {

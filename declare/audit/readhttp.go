@@ -5,15 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/internal/queuearg"
 )
 
-// readHTTP reads a whole virtual host. Queues, exchanges and bindings must be
-// readable; what a user without the tags "policymaker" or "monitoring" may not
-// see is left out and said so.
+// readHTTP reads a whole virtual host. Queues, exchanges, and bindings must be readable; what a
+// user without the tags "policymaker" or "monitoring" can't see is left out and reported.
 func readHTTP(ctx context.Context, r Reader) (Snapshot, error) {
 	s := Snapshot{VHost: r.VHost()}
 	vhost := "/" + address.Escape(s.VHost)
@@ -25,7 +25,7 @@ func readHTTP(ctx context.Context, r Reader) (Snapshot, error) {
 		path string
 		into any
 	}{{"/queues", &queues}, {"/exchanges", &exchanges}, {"/bindings", &bindings}} {
-		// What one of them fails with, all would.
+		// An error of one of these would repeat for all.
 		if err := get(ctx, r, part.path+vhost, part.into); err != nil {
 			return Snapshot{}, err
 		}
@@ -87,11 +87,11 @@ func (s *Snapshot) optional(err error, part string) bool {
 	return err == nil
 }
 
-// checkPatterns says so if a policy's pattern can't be read here.
+// checkPatterns reports it if a policy's pattern can't be parsed here.
 func (s *Snapshot) checkPatterns() {
 	for _, p := range s.Policies {
 		if _, ok := policyApplies(p, "queue", queuearg.Quorum, ""); !ok {
-			s.hide(fmt.Sprintf("the pattern of the policy %.80q is beyond Go's regular expressions", p.Name), partPolicies)
+			s.hide(fmt.Sprintf("the pattern of the policy %.80q isn't a regular expression that Go supports", p.Name), partPolicies)
 		}
 	}
 }
@@ -102,20 +102,21 @@ func get(ctx context.Context, r Reader, path string, into any) error {
 		return err
 	}
 	if err := decodeJSON(text, into); err != nil {
-		return fmt.Errorf("hopback: the HTTP API's reply to %s can't be read: %w", path, err)
+		path, _, _ = strings.Cut(path, "?") // a long list of columns
+		return fmt.Errorf("hopback: the HTTP API's reply to %s can't be parsed: %w", path, err)
 	}
 	return nil
 }
 
-// decodeJSON keeps numbers as they are written, so that 2 isn't 2.0.
+// decodeJSON keeps the text of numbers, so that 2 isn't 2.0.
 func decodeJSON(text []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
 	return d.Decode(into)
 }
 
-// httpQueue is a queue as the HTTP API has it. RabbitMQ leaves counts out until
-// they were first collected, some seconds after the queue was declared.
+// httpQueue is a queue in the form of the HTTP API. RabbitMQ leaves out counts until it has first
+// collected them, some seconds after the queue was declared.
 type httpQueue struct {
 	Name       string          `json:"name"`
 	VHost      string          `json:"vhost"`

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -21,6 +22,7 @@ type routes struct {
 	order   []liveQueue
 	reached map[deadLetterTo]map[string]bool
 	fed     map[string][]liveQueue
+	byQueue map[string][]declare.Binding
 }
 
 type sourceKey struct{ source, key string }
@@ -82,7 +84,7 @@ func (q liveQueue) text(key string) (string, bool) {
 // loses messages by design.
 func (q liveQueue) passing() bool { return q.Exclusive || q.AutoDelete || !q.Durable }
 
-// deadLetters is where the dead go; ok is false when they are dropped.
+// deadLetters is where dead letters go; ok is false when they are dropped.
 func (q liveQueue) deadLetters() (exchange string, key *string, ok bool) {
 	exchange, ok = q.text("x-dead-letter-exchange")
 	if k, has := q.text("x-dead-letter-routing-key"); has {
@@ -96,7 +98,7 @@ func (q liveQueue) hasTTL() bool {
 	return ok
 }
 
-// delays is a queue that holds messages for a while and hands them on.
+// delays reports whether a queue only delays messages and then dead-letters them.
 func (q liveQueue) delays() bool {
 	_, _, ok := q.deadLetters()
 	return ok && q.hasTTL() && q.Consumers == 0
@@ -108,13 +110,13 @@ func (q liveQueue) atLeastOnce() bool {
 	return q.Type == queuearg.Quorum && strategy == "at-least-once" && overflow == string(declare.OverflowRejectPublish)
 }
 
-// deadLetter is a message as far as it is known: its key, if it is, and why it died.
+// deadLetter is what is known about a message: its key, if known, and why it was dead-lettered.
 type deadLetter struct {
 	key    *string
 	reason string // "expired", "rejected", "delivery_limit"; "" for any
 }
 
-// reach returns the queues that a letter to an exchange may come to.
+// reach returns the queues that a dead letter sent to an exchange may reach.
 func (r *routes) reach(exchange string, l deadLetter) map[string]bool {
 	to := deadLetterTo{exchange: exchange, reason: l.reason, keyed: l.key != nil}
 	if l.key != nil {
@@ -146,7 +148,7 @@ func (r *routes) walk(exchange string, l deadLetter, found, seen map[string]bool
 	if !ok {
 		return
 	}
-	certain := false
+	certain := x.Type == declare.ExchangeModulusHash && len(r.bySource[exchange]) > 0
 	for _, b := range r.candidates(x, l) {
 		may, must := x.matches(b, l)
 		certain = certain || must
@@ -165,7 +167,7 @@ func (r *routes) walk(exchange string, l deadLetter, found, seen map[string]bool
 	}
 }
 
-// sure reports whether a letter to an exchange comes to a queue whatever it is.
+// sure reports whether every dead letter sent to an exchange reaches a queue.
 func (r *routes) sure(exchange string, l deadLetter, seen map[string]bool) bool {
 	if seen[exchange] {
 		return false
@@ -182,6 +184,10 @@ func (r *routes) sure(exchange string, l deadLetter, seen map[string]bool) bool 
 	if !ok {
 		return false
 	}
+	if x.Type == declare.ExchangeModulusHash && len(r.bySource[exchange]) > 0 {
+		// It chooses one of its bindings, and nobody knows which.
+		return !slices.ContainsFunc(r.bySource[exchange], func(b declare.Binding) bool { return b.Queue == "" && !r.sure(b.Exchange, l, maps.Clone(seen)) })
+	}
 	for _, b := range r.candidates(x, l) {
 		if _, must := x.matches(b, l); must && (b.Queue != "" || r.sure(b.Exchange, l, seen)) {
 			return true
@@ -190,8 +196,8 @@ func (r *routes) sure(exchange string, l deadLetter, seen map[string]bool) bool 
 	return x.alternate != "" && r.sure(x.alternate, l, seen)
 }
 
-// candidates are the bindings that a letter may match: a direct exchange can have
-// thousands, of which one is asked for.
+// candidates are the bindings that a dead letter may match. A direct exchange can have thousands,
+// so they are looked up by key.
 func (r *routes) candidates(x liveExchange, l deadLetter) []declare.Binding {
 	if x.Type == declare.ExchangeDirect && l.key != nil {
 		return r.byKey[sourceKey{x.Name, *l.key}]
@@ -199,7 +205,7 @@ func (r *routes) candidates(x liveExchange, l deadLetter) []declare.Binding {
 	return r.bySource[x.Name]
 }
 
-// matches says whether a letter may match a binding, and whether it must.
+// matches reports whether a dead letter may match a binding, and whether it must.
 func (x liveExchange) matches(b declare.Binding, l deadLetter) (may, must bool) {
 	switch x.Type {
 	case declare.ExchangeFanout:
@@ -224,7 +230,7 @@ func (x liveExchange) matches(b declare.Binding, l deadLetter) (may, must bool) 
 		}
 		return true, len(b.Headers) == 0 && (b.Match == "" || b.Match == declare.MatchAll || b.Match == declare.MatchAllWithX)
 	}
-	return true, false // a plugin's
+	return true, false // a plugin's, and ExchangeModulusHash
 }
 
 // topicMatches is the broker's matching of patterns: "*" is one word, "#" any
@@ -259,7 +265,7 @@ func topicMatches(pattern, key string) bool {
 	return fits[len(k)]
 }
 
-// deadFrom returns the queues to which the dead of a queue may come.
+// deadFrom returns the queues that dead letters of a queue may reach.
 func (r *routes) deadFrom(q liveQueue, reason string) map[string]bool {
 	exchange, key, ok := q.deadLetters()
 	if !ok {
@@ -268,7 +274,7 @@ func (r *routes) deadFrom(q liveQueue, reason string) map[string]bool {
 	return r.reach(exchange, deadLetter{key, reason})
 }
 
-// feeders are the queues whose dead may come to name.
+// feeders are the queues whose dead letters may reach name.
 func (r *routes) feeders(name string) []liveQueue {
 	if r.fed == nil {
 		r.fed = map[string][]liveQueue{}
@@ -281,8 +287,20 @@ func (r *routes) feeders(name string) []liveQueue {
 	return r.fed[name]
 }
 
-// leadsTo reports whether the dead of from may come to to, by any number of
-// steps.
+// bindingsTo are the bindings of a queue.
+func (r *routes) bindingsTo(queue string) []declare.Binding {
+	if r.byQueue == nil {
+		r.byQueue = map[string][]declare.Binding{}
+		for _, b := range r.s.Bindings {
+			if b.Queue != "" {
+				r.byQueue[b.Queue] = append(r.byQueue[b.Queue], b)
+			}
+		}
+	}
+	return r.byQueue[queue]
+}
+
+// leadsTo reports whether dead letters of from may reach to, in any number of steps.
 func (r *routes) leadsTo(from, to string) bool {
 	seen := map[string]bool{}
 	var visit func(string) bool

@@ -10,30 +10,30 @@ import (
 	"github.com/hopback/hopback/declare/internal/values"
 )
 
-// Snapshot is the content of a virtual host at one time. [Read] takes one of a
-// live broker; [FromTopology] and [Definitions.Snapshot] make one without a
-// broker. [Compare], [Check] and the graphs are pure functions of it.
+// Snapshot is the content of a virtual host at one time. [Read] takes one of a live broker;
+// [FromTopology] and [Definitions.Snapshot] make one without a broker. [Compare], [Check], and
+// the graphs depend on nothing else.
 //
 // A snapshot may be partial: see Unread and Refused.
 type Snapshot struct {
 	VHost string `json:"vhost,omitempty"`
-	// Version of the broker, such as "4.3.6"; empty when unknown.
+	// Version is the broker's version, such as "4.3.6". It is empty if unknown.
 	Version string `json:"version,omitempty"`
-	// Nodes of the cluster, whether they run or not, sorted; empty when unknown.
+	// Nodes are the nodes of the cluster, running or not, sorted. Empty if unknown.
 	Nodes     []string            `json:"nodes,omitempty"`
 	Queues    []declare.QueueInfo `json:"queues"`
 	Exchanges []ExchangeInfo      `json:"exchanges"`
-	// Bindings leave out those of the default exchange.
+	// Bindings lists all bindings except those of the default exchange.
 	Bindings []declare.Binding `json:"bindings"`
-	// Policies of users and operators.
+	// Policies are those of users and of operators.
 	Policies []declare.Policy `json:"policies,omitempty"`
 	// Unread lists the parts that couldn't be read.
 	Unread []UnreadPart `json:"unread,omitempty"`
-	// Refused lists what the user has no permission to read. For a binding, the
-	// Resource's name is the request's path.
+	// Refused lists what the user has no permission to read. For a binding, the Resource's name
+	// is the request's path.
 	Refused []UnreadResource `json:"refused,omitempty"`
 
-	// assumed says that there may be exchanges beside Exchanges: see Assume.
+	// assumed reports that there may be exchanges besides Exchanges: see Assume.
 	assumed bool
 }
 
@@ -91,8 +91,8 @@ const (
 // UnreadPart is a part that couldn't be read, and why.
 type UnreadPart struct {
 	// Part is "exchanges", "other queues", "other bindings", "policies", "nodes", "message
-	// counts" or "version". Other queues and bindings are those outside the topology: AMQP
-	// shows only those that a request names.
+	// counts", or "version". Other queues and bindings are those outside the topology: AMQP shows
+	// only those that a request names.
 	Part string `json:"part"`
 	Why  string `json:"why"`
 }
@@ -115,16 +115,16 @@ func (s *Snapshot) hide(why string, parts ...string) {
 	}
 }
 
-// Assume completes a snapshot that was read over AMQP alone, which shows no
-// exchanges and no policies. It assumes that t's exchanges are as t declares them,
-// that no policy applies, and that queues and bindings outside s don't exist. It
-// assumes nothing about other exchanges.
+// Assume completes a snapshot that was read over AMQP alone, which shows no exchanges and no
+// policies. Use it in a worker that checks its topology without further permissions.
 //
-// A worker can check its own topology this way without more permissions.
+// It assumes that t's exchanges are as t declares them, that no policy applies, and that queues
+// and bindings outside s don't exist. It assumes nothing about other exchanges. The broker's
+// version is known if you set s.Version.
 func (s Snapshot) Assume(t declare.Topology) Snapshot {
 	s.Exchanges, s.Policies = FromTopology(t).Exchanges, nil
 	s.Unread = slices.DeleteFunc(slices.Clone(s.Unread), func(b UnreadPart) bool {
-		return b.Part == partExchanges || b.Part == partQueues || b.Part == partBindings || b.Part == partPolicies
+		return b.Part == partExchanges || b.Part == partQueues || b.Part == partBindings || b.Part == partPolicies || b.Part == partVersion && s.Version != ""
 	})
 	s.assumed = true
 	return s
@@ -157,11 +157,10 @@ func sortBindings(list []declare.Binding) {
 }
 
 // notLive is why a topology or a definitions file lacks parts.
-const notLive = "only a live broker has it"
+const notLive = "only a live broker shows it"
 
-// FromTopology returns a snapshot of a broker that has t and the exchanges of
-// every virtual host, and nothing else. It doesn't validate t, see
-// [declare.Topology.Validate].
+// FromTopology returns a snapshot of a broker that has t, the exchanges of every virtual host,
+// and nothing else. It doesn't validate t: see [declare.Topology.Validate].
 func FromTopology(t declare.Topology) Snapshot {
 	var s Snapshot
 	for _, d := range (declare.Topology{Exchanges: t.Exchanges, Queues: t.Queues}).Declarations() {
@@ -191,7 +190,7 @@ func FromTopology(t declare.Topology) Snapshot {
 	return s
 }
 
-// addPredeclared adds the exchanges that every virtual host has from its birth.
+// addPredeclared adds the exchanges that every new virtual host has.
 func (s *Snapshot) addPredeclared() {
 	have := map[string]bool{}
 	for _, x := range s.Exchanges {

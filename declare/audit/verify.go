@@ -7,60 +7,67 @@ import (
 	"strings"
 
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/internal/values"
 )
 
 // What Rule.Severity may be.
 const (
 	severityError   = "error"
 	severityWarning = "warning"
+	// severityNote is for rules of Examine only.
+	severityNote = "note"
 )
 
-// Finding is a broken [Rule].
+// Finding is a violation of a [Rule].
 type Finding struct {
 	// Rule is the ID of the [Rule].
 	Rule string `json:"rule"`
 	// Severity is that of the Rule.
 	Severity string           `json:"severity"`
 	Resource declare.Resource `json:"resource"`
-	// Argument is the setting at fault, such as "x-message-ttl", for the rule
-	// "different"; else it is empty.
+	// VHost is the virtual host. Only [Examine] sets it; it is empty for the whole cluster.
+	VHost string `json:"vhost,omitempty"`
+	// Path is the path that a message takes, where the rule is about one: a place, what happens
+	// there, the next place, and so on. Only [Examine] sets it.
+	Path []string `json:"path,omitempty"`
+	// Argument is the setting at fault, such as "x-message-ttl", for the rule "different".
+	// Otherwise it is empty.
 	Argument string `json:"argument,omitempty"`
-	// Problem and Remedy are a sentence each, without a full stop.
+	// Problem is what is wrong, and Remedy how to fix it. Each is a sentence without a full stop.
 	Problem string `json:"problem"`
 	Remedy  string `json:"remedy"`
 }
 
-// String is the finding on two lines.
+// String returns the finding on two lines.
 func (f Finding) String() string {
 	return fmt.Sprintf("%-7s %s: %s (%s)\n        %s", f.Severity, f.Resource, f.Problem, f.Rule, f.Remedy)
 }
 
-// Skipped is a rule that wasn't checked, or only in part.
+// Skipped is a rule that [Check] didn't run, or only in part.
 type Skipped struct {
 	Rule string `json:"rule"`
-	// Needs is the part that the rule needs. Why says why it couldn't be read.
+	// Needs is the part of the snapshot that the rule needs, and Why the reason that it couldn't
+	// be read.
 	Needs string `json:"needs"`
 	Why   string `json:"why"`
 }
 
-// Verification is the result of [Check]. It prints for people and marshals to
-// JSON.
+// Verification is the result of [Check]. It prints as text and marshals to JSON.
 type Verification struct {
-	// Findings, the worst first.
+	// Findings lists the violations, the worst first.
 	Findings []Finding `json:"findings"`
-	// Skipped rules, which might have found more.
+	// Skipped lists the rules that weren't run, which might have found more.
 	Skipped []Skipped `json:"skipped"`
-	// Checked is how many rules were checked.
+	// Checked is how many rules were run.
 	Checked int `json:"checked"`
-	// Elsewhere are findings at resources that the topology doesn't name. Leftovers are
-	// delay queues that it doesn't name, but whose messages return to its queues or come
-	// from its exchanges: an earlier version may have declared them, or another team.
-	// Only CheckOwn fills both.
+	// Elsewhere lists findings at resources outside the topology. Leftovers lists delay queues
+	// outside the topology whose messages return to its queues or come from its exchanges: an
+	// earlier version may have declared them, or another team. Only [CheckOwn] fills both.
 	Elsewhere []Finding          `json:"elsewhere,omitempty"`
 	Leftovers []declare.Resource `json:"leftovers,omitempty"`
 }
 
-// Clean reports whether every rule was checked and nothing was found.
+// Clean reports whether every rule was run and found nothing.
 func (v Verification) Clean() bool { return len(v.Findings) == 0 && len(v.Skipped) == 0 }
 
 // Count returns how many findings have this severity.
@@ -74,7 +81,7 @@ func (v Verification) Count(severity string) int {
 	return n
 }
 
-// String returns the verification as text, for people.
+// String returns the verification as text.
 func (v Verification) String() string {
 	var b strings.Builder
 	for _, f := range v.Findings {
@@ -90,9 +97,9 @@ func (v Verification) String() string {
 		fmt.Fprintf(&b, "left over: %s isn't in the topology, but delays messages for it\n        if no other team uses it, remove its bindings, and delete it once it is empty\n", r)
 	}
 	if n := len(v.Elsewhere); n > 0 {
-		fmt.Fprintf(&b, "findings at resources outside the topology, not counted: %d\n        verify without a topology lists them\n", n)
+		fmt.Fprintf(&b, "findings outside the topology, not counted: %d\n        verify without a topology lists them\n", n)
 	}
-	fmt.Fprintf(&b, "%d errors, %d warnings; %d rules checked, %d not.\n", v.Count(severityError), v.Count(severityWarning), v.Checked, len(v.Skipped))
+	fmt.Fprintf(&b, "%s, %s; %s checked, %d skipped.\n", values.Count(v.Count(severityError), "error"), values.Count(v.Count(severityWarning), "warning"), values.Count(v.Checked, "rule"), len(v.Skipped))
 	return b.String()
 }
 
@@ -116,14 +123,14 @@ func skippedFor(why string, all []Skipped) string {
 	return strings.Join(parts, "; ")
 }
 
-// Check checks a snapshot against all [Rules]. In one of the HTTP API it checks the whole
-// virtual host, and t may be empty. In one that was read over AMQP alone it checks t's queues
-// and bindings; Verification.Skipped lists the rules that need more.
+// Check runs all [Rules] on a snapshot. If the snapshot was read from the HTTP API, it checks the
+// whole virtual host, and t may be empty. If it was read over AMQP alone, it checks t's queues
+// and bindings, and [Verification.Skipped] lists the rules that need more.
 //
-// waive names rules to leave out, such as "dead-letter", or a rule for a single
-// resource, such as "dead-letter queue \"audit\"", as a finding prints it.
+// waive disables rules: a rule's ID, such as "dead-letter", or a rule for a single resource as a
+// finding prints it, such as "dead-letter queue \"audit\"".
 func Check(s Snapshot, t declare.Topology, waive ...string) Verification {
-	c := &check{routes: newRoutes(s), diff: Compare(s, t)}
+	c := &check{routes: newRoutes(s), diff: Compare(s, t), wanted: t}
 	v := Verification{Findings: []Finding{}, Skipped: []Skipped{}}
 	for _, rule := range rules {
 		if slices.Contains(waive, rule.ID) {
@@ -145,13 +152,13 @@ func Check(s Snapshot, t declare.Topology, waive ...string) Verification {
 	if why := s.unread(partExchanges); why != "" && len(t.Exchanges) > 0 && !slices.Contains(waive, "missing") {
 		v.Skipped = append(v.Skipped, Skipped{"missing", partExchanges, why}, Skipped{"different", partExchanges, why})
 	}
-	slices.SortStableFunc(v.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
+	slices.SortStableFunc(v.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // error, warning
 	return v
 }
 
-// CheckOwn is [Check] for a team that shares its virtual host with others. Findings are
-// those at resources of t; the rest is Elsewhere. It reports the delay queues that are
-// left over from an earlier version of t. An empty t is the whole virtual host.
+// CheckOwn is [Check] for a team that shares its virtual host with others. Findings contains only
+// violations at resources of t; the others are in Elsewhere. It also reports delay queues that an
+// earlier version of t left behind. An empty t means the whole virtual host.
 func CheckOwn(s Snapshot, t declare.Topology, waive ...string) Verification {
 	v := Check(s, t, waive...)
 	own := map[declare.Resource]bool{}
@@ -174,8 +181,8 @@ func CheckOwn(s Snapshot, t declare.Topology, waive ...string) Verification {
 	return v
 }
 
-// leftovers are delay queues outside a topology that an exchange of it leads to, or that
-// lead to a queue of it. own has the topology's resources.
+// leftovers are delay queues outside a topology that are bound to an exchange of it, or that
+// return to a queue of it. own has the topology's resources.
 func leftovers(r *routes, own map[declare.Resource]bool) []declare.Resource {
 	var left []declare.Resource
 	for _, q := range r.sorted() {
@@ -193,8 +200,8 @@ func leftovers(r *routes, own map[declare.Resource]bool) []declare.Resource {
 	return left
 }
 
-// lacks is the first part that a rule needs and the snapshot doesn't have, and why;
-// "" for none.
+// lacks returns the first part that a rule needs and the snapshot doesn't have, and why; "" for
+// none.
 func (s Snapshot) lacks(needs []string) (part, why string) {
 	for _, p := range needs {
 		if why := s.unread(p); why != "" {
@@ -207,14 +214,42 @@ func (s Snapshot) lacks(needs []string) (part, why string) {
 // check is one rule being checked.
 type check struct {
 	*routes
-	diff  Diff
-	rule  Rule
-	found []Finding
+	diff Diff
+	// wanted is the topology that the snapshot is compared with.
+	wanted declare.Topology
+	rule   Rule
+	found  []Finding
+	// live is set by Examine. The queues then belong to any application.
+	live *examined
+	// passed is the result of passedOn.
+	passed map[string]string
 }
 
-// report takes the rule's severity and remedy.
+// foreign reports whether the queues belong to any application, so that nobody can say what the
+// topology should be.
+func (c *check) foreign() bool { return c.live != nil }
+
+// report adds a finding with the rule's severity and remedy.
 func (c *check) report(t declare.Resource, problem string, args ...any) {
-	c.found = append(c.found, Finding{Rule: c.rule.ID, Severity: c.rule.Severity, Resource: t, Problem: fmt.Sprintf(problem, args...), Remedy: c.rule.Remedy})
+	f := Finding{Rule: c.rule.ID, Severity: c.rule.Severity, Resource: t, Problem: fmt.Sprintf(problem, args...), Remedy: c.rule.Remedy}
+	if c.foreign() {
+		f.Severity, f.VHost = c.rule.Examined, c.s.VHost
+	}
+	c.found = append(c.found, f)
+}
+
+// as changes the severity of the last finding. Check ignores it.
+func (c *check) as(severity string) {
+	if c.foreign() {
+		c.found[len(c.found)-1].Severity = severity
+	}
+}
+
+// path adds the path of a message to the last finding.
+func (c *check) path(steps ...string) {
+	if c.foreign() {
+		c.found[len(c.found)-1].Path = steps
+	}
 }
 
 func (c *check) queue(q liveQueue, problem string, args ...any) {

@@ -66,11 +66,11 @@ func TestCheckFindsNothingInAGoodTopology(t *testing.T) {
 	assert.True(t, v.Clean(), "%s", v)
 	assert.Len(t, audit.Rules(), v.Checked)
 
-	// What isn't live can't tell of nodes and counts, and says so.
+	// A source that isn't live doesn't know nodes and counts, and says so.
 	v = audit.Check(audit.FromTopology(cycle()), cycle())
 	assert.Empty(t, v.Findings)
-	assert.Len(t, v.Skipped, 5)
-	assert.Equal(t, 1, strings.Count(v.String(), "only a live broker has it"), "each reason once: %s", v)
+	assert.Len(t, v.Skipped, 7)
+	assert.Equal(t, 1, strings.Count(v.String(), "only a live broker shows it"), "each reason once: %s", v)
 	assert.Contains(t, v.String(), "(needs the nodes)")
 	assert.False(t, v.Clean())
 }
@@ -86,7 +86,7 @@ func TestCheckFindsClusterFaults(t *testing.T) {
 		"too few replicas": {func(s *audit.Snapshot) {
 			q := queueNamed(s, "orders")
 			q.Replicas, q.Online = []string{"a"}, []string{"a"}
-		}, "replicas", "1 replicas on a cluster of 3"},
+		}, "replicas", "on 1 of the cluster's 3 nodes"},
 		"replica down": {func(s *audit.Snapshot) { queueNamed(s, "orders").Online = []string{"a", "c"} }, "replicas-down", "1 of its 3 replicas are down: b"},
 		"no leader":    {func(s *audit.Snapshot) { queueNamed(s, "orders").Leader = "" }, "replicas-down", "no leader"},
 		"stalled":      {func(s *audit.Snapshot) { queueNamed(s, "orders").MessagesDeadLettering = 32 }, "stuck-dead-letters", "block all others"},
@@ -107,6 +107,49 @@ func TestCheckFindsClusterFaults(t *testing.T) {
 			assert.Empty(t, audit.Check(s, cycle(), tt.rule).Findings)
 			assert.Empty(t, audit.Check(s, cycle(), tt.rule+` queue "orders"`).Findings)
 			assert.Len(t, audit.Check(s, cycle(), tt.rule+` queue "other"`).Findings, 1)
+		})
+	}
+}
+
+// A transient queue keeps a node from starting with RabbitMQ 4.4. Verify names it on a broker that
+// is to be upgraded, and in a topology before it is applied.
+func TestCheckFindsTransientQueues(t *testing.T) {
+	t.Parallel()
+	for name, found := range map[string]struct {
+		queue declare.RawQueue
+		want  bool
+	}{
+		"durable":     {declare.RawQueue{Durable: true}, false},
+		"exclusive":   {declare.RawQueue{Exclusive: true}, false},
+		"transient":   {declare.RawQueue{}, true},
+		"auto-delete": {declare.RawQueue{AutoDelete: true}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			q := found.queue
+			q.Name, q.Arguments = "replies", map[string]any{"x-queue-type": "classic"}
+			with := cycle()
+			with.Queues = append(with.Queues, q)
+			for where, v := range map[string]audit.Verification{
+				"on the broker":   audit.Check(live(with), cycle()),
+				"in the topology": audit.Check(live(cycle()), with, "missing"),
+				"in both":         audit.Check(live(with), with),
+				"in a file":       audit.Check(audit.FromTopology(with), with),
+			} {
+				var rules []string
+				for _, f := range v.Findings {
+					if f.Resource.Name == "replies" && f.Rule != "not-replicated" && f.Rule != "dead-letter" {
+						rules = append(rules, f.Rule)
+						assert.Equal(t, "error", f.Severity)
+						assert.Contains(t, f.Problem, "4.4")
+					}
+				}
+				if found.want {
+					assert.Equal(t, []string{"transient-queue"}, rules, where)
+				} else {
+					assert.Empty(t, rules, where)
+				}
+			}
 		})
 	}
 }
@@ -162,8 +205,8 @@ func TestVerificationAsTextAndJSON(t *testing.T) {
 	queueNamed(&s, "orders").MessagesDeadLettering = 3
 	v := audit.Check(s, declare.Topology{})
 	assert.Equal(t, `error   queue "orders": 3 dead letters wait for their target (stuck-dead-letters)
-        check that the dead-letter exchange, its binding and the target queue exist, and that the queue isn't full; the broker tries again every three minutes
-1 errors, 0 warnings; 30 rules checked, 0 not.
+        check that the dead-letter exchange, its binding, and the target queue exist, and that the queue isn't full; the broker tries again every three minutes
+1 error, 0 warnings; 34 rules checked, 0 skipped.
 `, v.String())
 	text, err := json.Marshal(v)
 	require.NoError(t, err)
@@ -245,5 +288,70 @@ func TestCheckOwn(t *testing.T) {
 	v = audit.CheckOwn(s, other)
 	assert.Empty(t, v.Findings, "%s", v)
 	assert.Len(t, v.Elsewhere, 1)
-	assert.Contains(t, v.String(), "findings at resources outside the topology, not counted: 1")
+	assert.Contains(t, v.String(), "findings outside the topology, not counted: 1")
+}
+
+// partitioned is a modulus-hash exchange with two queues.
+func partitioned() declare.Topology {
+	t := declare.Topology{Exchanges: []declare.Exchange{{Name: "group", Type: declare.ExchangeModulusHash}}}
+	for _, name := range []string{"group.0", "group.1"} {
+		t.Queues = append(t.Queues, declare.QuorumQueue{Name: name, DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()})
+		t.Bindings = append(t.Bindings, declare.Binding{Source: "group", Queue: name})
+	}
+	return t
+}
+
+func TestCheckFindsForeignBindingsOfAModulusHashExchange(t *testing.T) {
+	t.Parallel()
+	assert.Empty(t, audit.Check(live(partitioned()), partitioned()).Findings)
+	more := partitioned()
+	more.Queues = append(more.Queues, declare.QuorumQueue{Name: "tap", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop()})
+	more.Bindings = append(more.Bindings, declare.Binding{Source: "group", Queue: "tap"}, declare.Binding{Source: "group", Queue: "group.0", Key: "again"})
+	for _, v := range []audit.Verification{audit.Check(live(more), partitioned()), audit.CheckOwn(live(more), partitioned())} {
+		require.Len(t, v.Findings, 1, "%s", v)
+		assert.Equal(t, `exchange "group"`, v.Findings[0].Resource.String())
+		assert.Equal(t, "modulus-hash-binding", v.Findings[0].Rule)
+		assert.Contains(t, v.Findings[0].Problem, `2 of its 4 bindings aren't in the topology`)
+		assert.Contains(t, v.Findings[0].Problem, `"group.0", "tap"`)
+	}
+	assert.Empty(t, audit.Check(live(more), declare.Topology{}).Findings, "nobody says what belongs to it")
+}
+
+func TestCheckFindsExchangeTypesThatTheBrokerLacks(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]bool{"4.0.5": true, "4.2.9": true, "4.3.0": false, "5.0.0": false, "": false} {
+		s := live(declare.Topology{})
+		s.Version = version
+		found := ""
+		for _, f := range audit.Check(s, partitioned()).Findings {
+			if f.Rule == "exchange-type" {
+				found = f.Problem
+			}
+		}
+		assert.Equal(t, want, found != "", version)
+		if want {
+			assert.Equal(t, "its type x-modulus-hash needs RabbitMQ 4.3 or later, and this is "+version, found)
+		}
+	}
+	// A plugin can have it.
+	s := live(partitioned())
+	s.Version = "4.2.9"
+	assert.Empty(t, audit.Check(s, partitioned()).Findings)
+}
+
+// Each message reaches one of the bindings, regardless of its key.
+func TestAModulusHashExchangeForDeadLettersLosesNone(t *testing.T) {
+	t.Parallel()
+	top := partitioned()
+	work := declare.QuorumQueue{Name: "work", DeadLetter: declare.DeadLetterTarget{Exchange: "group"}}
+	top.Queues = append(top.Queues, work)
+	assert.Empty(t, audit.Check(live(top), top).Findings)
+	top.Exchanges = append(top.Exchanges, declare.Exchange{Name: "topic", Type: declare.ExchangeTopic})
+	top.Bindings = append(top.Bindings, declare.Binding{Source: "group", Exchange: "topic"})
+	v := audit.Check(live(top), top)
+	require.Len(t, v.Findings, 1, "%s", v)
+	assert.Equal(t, "alternate-exchange", v.Findings[0].Rule)
+	top.Bindings = nil
+	v = audit.Check(live(top), top)
+	assert.Contains(t, v.String(), "dead-letter-route")
 }

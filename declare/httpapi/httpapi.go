@@ -1,13 +1,15 @@
-// Package httpapi reads RabbitMQ's management HTTP API. It shows what AMQP can't:
-// exchanges, policies, nodes, and messages that are stuck.
+// Package httpapi reads RabbitMQ's management HTTP API. Use it for what AMQP doesn't show:
+// exchanges, policies, nodes, and messages that are blocked. It never writes.
 //
-// It only reads. A [Reader] is for audit.Sources:
+// Pass a [Reader] to audit.Read:
 //
 //	api, err := httpapi.New("http://user:password@localhost:15672", "/", httpapi.Config{})
 //	live, err := audit.Read(ctx, audit.Sources{AMQP: conn.Management(), HTTP: api}, topology)
 //
-// The user needs the tag "management" to see queues, exchanges and bindings,
-// "policymaker" for policies, and "monitoring" for nodes.
+// The user needs the tag "management" to see queues, exchanges, and bindings, "policymaker" for
+// policies, and "monitoring" for nodes.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package httpapi
 
 import (
@@ -26,22 +28,22 @@ import (
 	"github.com/hopback/hopback/declare/audit"
 )
 
-// Config configures a Reader. The zero value is ready to use.
+// Config configures a [Reader]. The zero value is ready to use.
 type Config struct {
-	// Timeout bounds one request and its reply. Default: 30 seconds.
+	// Timeout limits one request and its reply. Default: 30 s.
 	Timeout time.Duration
-	// TLS is for https URLs. Nil means Go's default.
+	// TLS is the TLS configuration for https URLs. Default: nil, Go's default.
 	TLS *tls.Config
-	// Token, if not nil, returns the OAuth 2 token to log in with, and takes the place of the
-	// URL's user and password. It is called before each request.
+	// Token returns the OAuth 2 token to log in with. It replaces the URL's user and password,
+	// and is called before each request. Default: nil, no token.
 	Token func(context.Context) (string, error)
-	// MaxBody is the largest reply in bytes. Default: 256 MiB. A virtual host with
-	// 10,000 queues has some 15 MB.
+	// MaxBody is the largest accepted reply, in bytes. Default: 256 MiB. The reply for a virtual
+	// host with 10,000 queues has some 15 MB.
 	MaxBody int64
 }
 
-// Reader reads the API for one virtual host. It is safe for concurrent use and
-// keeps no idle connections.
+// Reader reads the API for one virtual host. It is safe for concurrent use and keeps no idle
+// connections.
 type Reader struct {
 	base     string // without user and password, without a slash at its end
 	user     string
@@ -54,9 +56,9 @@ type Reader struct {
 
 var _ audit.Reader = (*Reader)(nil)
 
-// New returns a Reader. rawURL is an http or https URL with user and password, up
-// to "/api". vhost is the name of a virtual host, such as "/". New sends nothing.
-// An error is an *[argument.Error] and never contains the password.
+// New returns a Reader. rawURL is an http or https URL with user and password, without the path
+// "/api". vhost is the name of a virtual host, such as "/". New sends nothing. The error is an
+// *[argument.Error] and never contains the password.
 func New(rawURL, vhost string, cfg Config) (*Reader, error) {
 	u, err := url.Parse(rawURL)
 	switch {
@@ -68,7 +70,7 @@ func New(rawURL, vhost string, cfg Config) (*Reader, error) {
 	case u.User.Username() == "" && cfg.Token == nil:
 		return nil, argument.New("URL", u.Scheme+"://"+u.Host, "has no user, and the API refuses requests without one", "write it as http://user:password@host:15672")
 	case vhost == "":
-		return nil, argument.New("vhost", nil, "is empty", `give the virtual host's name; the default one is "/"`)
+		return nil, argument.New("vhost", nil, "is empty", `pass the name of the virtual host; the default one is "/"`)
 	case cfg.Timeout < 0:
 		return nil, argument.New("Config.Timeout", cfg.Timeout, "is negative", "leave it out for 30 seconds")
 	case cfg.MaxBody < 0:
@@ -90,13 +92,13 @@ func New(rawURL, vhost string, cfg Config) (*Reader, error) {
 	r.client = &http.Client{
 		Timeout:   cfg.Timeout,
 		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSClientConfig: cfg.TLS},
-		// A redirect would carry the password to where nobody meant it to go.
+		// A redirect could send the password to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return r, nil
 }
 
-// VHost returns the virtual host.
+// VHost returns the name of the virtual host.
 func (r *Reader) VHost() string { return r.vhost }
 
 // String returns the URL without user and password.
@@ -105,8 +107,8 @@ func (r *Reader) String() string { return r.base }
 // GoString keeps the password out of %#v as well.
 func (r *Reader) GoString() string { return fmt.Sprintf("httpapi.Reader(%q, %q)", r.base, r.vhost) }
 
-// Get requests a percent-encoded path below /api, such as "/queues/%2F", and returns the
-// body of the reply. An error is an *[Error].
+// Get requests a percent-encoded path below /api, such as "/queues/%2F", and returns the body of
+// the reply. The error is an *[Error].
 func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
 	fail := func(status int, reason, err error) ([]byte, error) {
 		return nil, &Error{URL: r.base + "/api" + path, Status: status, User: r.user, VHost: r.vhost, Reason: reason, Err: err}
@@ -150,34 +152,34 @@ func (r *Reader) Get(ctx context.Context, path string) ([]byte, error) {
 	return fail(resp.StatusCode, declare.ErrBadReply, nil)
 }
 
-// Error says that the HTTP API refused a request or didn't answer. errors.Is
-// matches its Reason and its Err.
+// Error reports that the HTTP API refused a request or didn't answer. errors.Is matches its
+// Reason and its Err.
 type Error struct {
 	// URL is the URL of the request, without user and password.
 	URL string
-	// Status is that of the reply; 0 if none came.
+	// Status is the status of the reply. It is 0 if none came.
 	Status int
 	// User and VHost are those of the Reader.
 	User, VHost string
-	// Reason is declare.ErrForbidden, ErrMissing, ErrUnavailable, ErrBadReply or
-	// ErrInvalid.
+	// Reason is declare.ErrForbidden, ErrNotFound, ErrUnavailable, ErrBadReply, or ErrInvalid.
 	Reason error
 	// Err is the cause, or nil.
 	Err error
 }
 
 func (e *Error) Error() string {
-	s := fmt.Sprintf("hopback: GET %s: %v", e.URL, e.Reason)
+	at, _, _ := strings.Cut(e.URL, "?") // a query can be a long list of columns
+	s := fmt.Sprintf("hopback: GET %s: %v", at, e.Reason)
 	switch {
 	case e.Status == http.StatusUnauthorized, e.Status == http.StatusForbidden:
-		s = fmt.Sprintf("%s (status %d): the password is wrong, or user %q lacks the tag for it (management, policymaker for policies, monitoring for nodes) or a permission on vhost %q", s, e.Status, e.User, e.VHost)
+		s = fmt.Sprintf("%s (status %d): the password is wrong, or user %q lacks the required tag (management, policymaker for policies, monitoring for nodes) or a permission on the virtual host %q", s, e.Status, e.User, e.VHost)
 	case e.Status == http.StatusNotFound:
-		s = fmt.Sprintf("%s (status 404): there is no vhost %q, or this isn't the management API", s, e.VHost)
+		s = fmt.Sprintf("%s (status 404): the virtual host %q doesn't exist, or this isn't the management API; check the name and the URL", s, e.VHost)
 	case errors.Is(e.Reason, declare.ErrForbidden): // for lack of a token
 	case e.Status != 0:
 		s = fmt.Sprintf("%s (status %d)", s, e.Status)
 	default:
-		s += ": is the management plugin on (rabbitmq-plugins enable rabbitmq_management), and the port right (15672 by default)?"
+		s += "; check that the management plugin is enabled (rabbitmq-plugins enable rabbitmq_management) and that the port is right (15672 by default)"
 	}
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
@@ -193,5 +195,5 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Reason, e.Err}
 }
 
-// SafeToRetry is always true: a GET changes nothing.
+// SafeToRetry always returns true: a GET request changes nothing.
 func (e *Error) SafeToRetry() bool { return true }

@@ -51,9 +51,9 @@ func TestRefusalsAreClearAndTellNoPassword(t *testing.T) {
 		reason error
 		says   string
 	}{
-		401: {declare.ErrForbidden, `user "user" lacks the tag`},
+		401: {declare.ErrForbidden, `user "user" lacks the required tag`},
 		403: {declare.ErrForbidden, "monitoring for nodes"},
-		404: {declare.ErrNotFound, `there is no vhost "a/b"`},
+		404: {declare.ErrNotFound, `the virtual host "a/b" doesn't exist`},
 		301: {declare.ErrBadReply, "status 301"},
 		500: {declare.ErrUnavailable, "status 500"},
 	} {
@@ -80,7 +80,7 @@ func TestNoAnswer(t *testing.T) {
 	require.NoError(t, err)
 	_, err = r.Get(t.Context(), "/overview")
 	require.ErrorIs(t, err, declare.ErrUnavailable)
-	assert.ErrorContains(t, err, "is the management plugin on")
+	assert.ErrorContains(t, err, "check that the management plugin is enabled")
 	assert.NotContains(t, err.Error(), "s3cret")
 
 	release := make(chan struct{})

@@ -1,24 +1,24 @@
-// Package migrate moves the messages of a live queue to a new one. Use it to change
-// what can't be changed in place, such as a queue's type or an argument that no
-// policy can set.
+// Package migrate moves the messages of a live queue to a new one. Use it to change what RabbitMQ
+// can't change in place, such as a queue's type or an argument that no policy can set.
 //
 //	report, err := migrate.Run(ctx, conn, api, migrate.Config{
 //		Old: "orders",
 //		New: declare.QuorumQueue{Name: "orders.v2", DeliveryLimit: 5, DeadLetter: declare.ToQueue("orders.dead")},
 //	})
 //
-// Publishers and consumers can continue meanwhile. Every message is in a queue at all
+// Publishers and consumers can continue at the same time. Every message is in a queue at all
 // times. [Run] takes these steps:
 //
 //  1. Declare the new queue.
 //  2. Bind it wherever the old queue is bound.
 //  3. Unbind the old queue.
-//  4. Move its messages. Each is accepted only after the broker has confirmed its
-//     copy.
+//  4. Move its messages. Run acknowledges each one only after the broker has confirmed its copy.
 //  5. Delete the old queue when it is empty and has no consumers.
 //
-// Some messages are duplicated: those published between the steps 2 and 3 go to
-// both queues, and a lost connection can leave a copy and its original.
+// Some messages are duplicated: those published between steps 2 and 3 go to both queues, and a
+// lost connection can leave a copy and its original.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package migrate
 
 import (
@@ -36,35 +36,35 @@ import (
 	"github.com/hopback/hopback/declare/audit"
 )
 
-// Config configures a move. Old and New are required.
+// Config configures [Run]. Old and New are required.
 type Config struct {
 	// Old is the name of the queue to move from: a quorum or a classic queue.
 	Old string
 	// New is the queue to move to. It may exist already, declared in the same way.
-	// The caller declares its dead-letter target. If retries come back by the
-	// queue's name, as with retry.Topology, apply the topology of the new name
-	// first, so that its consumers can retry. Messages in delay queues under the
-	// old name come to the new queue, because the old bindings are copied.
+	//
+	//   - Declare its dead-letter target first.
+	//   - If retries return by the queue's name, as with retry.Topology, apply the topology of
+	//     the new name first, so that its consumers can retry. Messages in delay queues under the
+	//     old name reach the new queue, because the old bindings are copied.
 	New declare.Queue
-	// Bindings are those of the old queue. Default: those that the HTTP API lists.
+	// Bindings are the bindings of the old queue. Default: those that the HTTP API lists.
 	Bindings []declare.Binding
-	// Keep leaves the old queue in place, empty, instead of deleting it.
+	// Keep leaves the old queue in place, empty, instead of deleting it. Default: false.
 	Keep bool
 	// Prefetch is the number of messages that are moved at once. Default: 1000.
 	Prefetch int
-	// Quiet is how long the old queue must be empty, without consumers and
-	// arrivals, before the move ends. Default: 6 s. The counts of the HTTP API are
-	// up to 5 s old, so a shorter time may miss messages that are held for
-	// dead-lettering.
+	// Quiet is how long the old queue must be empty, without consumers and new messages, before
+	// the move is complete. Default: 6 s. The counts of the HTTP API are up to 5 s old, so a
+	// shorter time may miss messages that wait for dead-lettering.
 	Quiet time.Duration
-	// Progress, if set, is called a few times a second with the progress and the
-	// number of ready messages in the old queue. It must not block.
+	// OnProgress is called a few times a second with the progress and the number of ready
+	// messages in the old queue. It must not block. Default: nil.
 	OnProgress func(r Report, left uint64)
 }
 
 // Report is the progress of a move.
 type Report struct {
-	// Moved is the number of messages that were copied and accepted.
+	// Moved is the number of messages that were copied and acknowledged.
 	Moved uint64 `json:"moved"`
 	// Bindings is the number of bindings that were copied to the new queue.
 	Bindings int `json:"bindings"`
@@ -72,19 +72,19 @@ type Report struct {
 	Deleted bool `json:"deleted"`
 }
 
-// Run moves a queue until it is empty and unused, or until ctx ends. A publisher
-// that sends to the old queue by its name keeps Run going, and so does a consumer
-// that stays. Run can be stopped and run again at any time. An old queue that
-// doesn't exist any more is success.
+// Run moves a queue until it is empty and unused, or until ctx is done. You can stop it and run
+// it again at any time. If the old queue doesn't exist any more, that is success.
 //
-// The broker's history of a message's deaths and its delivery count don't move: no
-// client can set them. A message's own ttl starts again. A message that can't be
-// sent again (see client.Validate) ends the move with an *[argument.Error] and stays
-// in the old queue.
+// Errors: if a message can't be sent again (see client.Validate), Run stops with an
+// *[argument.Error], and the message stays in the old queue.
 //
-// api may be nil if Config.Bindings is set. Then Run doesn't see messages that the
-// old queue delays or holds for at-least-once dead-lettering. They are deleted with
-// it, unless Config.Keep is set.
+//   - A publisher that sends to the old queue by its name keeps Run running, and so does a
+//     consumer that stays.
+//   - The broker's dead-letter history of a message and its delivery count aren't moved: no
+//     client can set them. A message's own ttl starts again.
+//   - api may be nil if Config.Bindings is set. Then Run doesn't see messages that the old queue
+//     delays or keeps for at-least-once dead-lettering. They are deleted with it, unless
+//     Config.Keep is set. From RabbitMQ 4.4 on, scheduled and parked messages are among them.
 func Run(ctx context.Context, conn *client.Conn, api audit.Reader, cfg Config) (Report, error) {
 	var report Report
 	if err := cfg.check(conn, api); err != nil {
@@ -104,7 +104,7 @@ func Run(ctx context.Context, conn *client.Conn, api audit.Reader, cfg Config) (
 	case err != nil:
 		return report, err
 	case old.Type == "stream":
-		return report, argument.New("Config.Old", cfg.Old, "is a stream, which keeps its messages when they are read", "publish to the new stream, and run readers of both for a while")
+		return report, argument.New("Config.Old", cfg.Old, "is a stream, and reading doesn't remove messages from a stream", "publish to the new stream, and run consumers of both for a while")
 	}
 
 	bindings := cfg.Bindings
@@ -156,9 +156,9 @@ func Run(ctx context.Context, conn *client.Conn, api audit.Reader, cfg Config) (
 func (c *Config) check(conn *client.Conn, api audit.Reader) error {
 	switch {
 	case conn == nil:
-		return argument.New("conn", nil, "is nil", "give a connection")
+		return argument.New("conn", nil, "is nil", "pass a connection")
 	case c.New == nil:
-		return argument.New("Config.New", nil, "is nil", "give the queue to move to")
+		return argument.New("Config.New", nil, "is nil", "set the queue to move to")
 	case c.New.Address().QueueName() == c.Old:
 		return argument.New("Config.New", c.Old, "is the old queue's name", "choose another name")
 	case c.Bindings == nil && api == nil:
@@ -189,11 +189,11 @@ type mover struct {
 	bindings int
 }
 
-// peek is how often the old queue is looked at while it is moved.
+// peek is how often the old queue is inspected while it is moved.
 const peek = 200 * time.Millisecond
 
-// untilQuiet moves messages until there have been none for a while, and nobody else
-// consumes from the queue.
+// untilQuiet moves messages until there have been none for a while, and nobody else consumes from
+// the queue.
 func (v *mover) untilQuiet(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -217,10 +217,10 @@ func (v *mover) untilQuiet(ctx context.Context) error {
 			return client.Forward{To: v.to, Message: c}
 		}), client.ConsumerConfig{
 			Prefetch: v.cfg.Prefetch,
-			// A full new queue makes the move wait. Given back as failed, messages
+			// A full new queue makes the move wait. If messages were requeued as failed, they
 			// would use up their delivery limit.
 			ForwardPatience: forEver,
-			NoIsolation:     true, // nothing is done with a message that could kill
+			NoIsolation:     true, // the move doesn't run a handler that a message could crash
 		})
 	}()
 	ended, err := v.watch(ctx, done)
@@ -237,10 +237,10 @@ func (v *mover) untilQuiet(ctx context.Context) error {
 // forEver is longer than any migration.
 const forEver = 10 * 365 * 24 * time.Hour
 
-var errConsumerEnded = errors.New("hopback: the consumer that moves the messages ended unexpectedly")
+var errConsumerEnded = errors.New("hopback: the consumer that moves the messages stopped unexpectedly; run the migration again")
 
-// watch returns nil when the queue has been quiet for long enough; ended is whether
-// the consumer has.
+// watch returns nil when the queue has been quiet for long enough; ended reports whether the
+// consumer has stopped.
 func (v *mover) watch(ctx context.Context, done <-chan error) (ended bool, err error) {
 	ticker := time.NewTicker(peek)
 	defer ticker.Stop()

@@ -3,7 +3,6 @@ package web
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"html/template"
 	"net/http"
 	"net/url"
@@ -14,14 +13,14 @@ import (
 	"github.com/hopback/hopback/desk"
 )
 
-// did logs an action that was begun.
+// did logs an action that was started.
 func (h *Handler) did(v *visit, a Action, what string, args ...any) {
 	h.log.Info("hopback desk: "+what, append([]any{"action", a, "who", v.who, "remote", v.RemoteAddr}, args...)...)
 }
 
 func (h *Handler) startSurvey(v *visit) *refusal {
 	if h.survey.start(h, v.who) {
-		h.did(v, ActionView, "a survey begins")
+		h.did(v, ActionView, "a survey started")
 	}
 	v.to("", "")
 	return nil
@@ -29,20 +28,20 @@ func (h *Handler) startSurvey(v *visit) *refusal {
 
 func (h *Handler) stopSurvey(v *visit) *refusal {
 	if h.survey.stop() {
-		h.did(v, ActionStop, "a survey is stopped")
+		h.did(v, ActionStop, "a survey was stopped")
 	}
 	v.to("", "")
 	return nil
 }
 
-// codes are the caveats that a form accepts. They are an action of their own.
+// codes are the side effects that a form accepts. Accepting them is a separate action.
 func (h *Handler) codes(v *visit) ([]desk.WarningCode, *refusal) {
 	var all []desk.WarningCode
 	for _, c := range v.form["accept"] {
 		all = append(all, desk.WarningCode(c))
 	}
 	if len(all) > 20 {
-		return nil, refuse(http.StatusBadRequest, "Too many words", "")
+		return nil, refuse(http.StatusBadRequest, "Too many codes", "Go back and use the button on that page.")
 	}
 	if len(all) == 0 {
 		return nil, nil
@@ -50,7 +49,7 @@ func (h *Handler) codes(v *visit) ([]desk.WarningCode, *refusal) {
 	return all, h.mayAccept(v)
 }
 
-// accept looks into a queue although that costs something, for the page that was refused.
+// accept reads a queue despite the side effects, for the page that was refused.
 func (h *Handler) accept(v *visit) *refusal {
 	accept, no := h.codes(v)
 	if no != nil {
@@ -59,7 +58,7 @@ func (h *Handler) accept(v *visit) *refusal {
 	page := v.form.Get("page")
 	q, err := url.ParseQuery(v.form.Get("query"))
 	if err != nil || len(accept) == 0 {
-		return refuse(http.StatusBadRequest, "Nothing is accepted", "Go back, and use the button there.")
+		return refuse(http.StatusBadRequest, "Nothing was accepted", "Go back and use the button on that page.")
 	}
 	queue := q.Get("in")
 	switch page {
@@ -78,21 +77,21 @@ func (h *Handler) accept(v *visit) *refusal {
 	case "message", "body", "edit", "download":
 		id := q.Get("id")
 		if queue == "" || id == "" {
-			return refuse(http.StatusBadRequest, "No message is named", "")
+			return refuse(http.StatusBadRequest, "No message is named", "Start from the overview.")
 		}
 		h.peeks.forget(queue, showKey(queue, id))
 		if _, no = h.peeks.get(h, v, showKey(queue, id), queue, h.show(queue, id, accept)); no != nil {
 			return no
 		}
 	default:
-		return refuse(http.StatusBadRequest, "There is no such page", "")
+		return refuse(http.StatusBadRequest, "Page not found", "Start from the overview.")
 	}
-	h.did(v, ActionAccept, "a look's costs are accepted", "queue", queue, "accept", accept)
+	h.did(v, ActionAccept, "side effects accepted", "queue", queue, "accept", accept)
 	v.to(page, template.URL(q.Encode()))
 	return nil
 }
 
-// chosen is the selection of a form: the messages with a tick, or all that the page shows.
+// chosen is the selection of a form: the selected messages, or all that the page shows.
 func (h *Handler) chosen(v *visit) (selection, *refusal) {
 	sel, no := wanted(v.form)
 	if no != nil {
@@ -101,28 +100,29 @@ func (h *Handler) chosen(v *visit) (selection, *refusal) {
 	if sel.Accept, no = h.codes(v); no != nil {
 		return sel, no
 	}
+	sel.Back += viewOf(v.form)
 	if g, ok := h.survey.find(sel.Queue, v.form.Get("group")); ok && len(sel.Filter.Groups) == 1 && sel.Words == "all messages of the group "+g.ID {
-		sel.Words = fmt.Sprintf("the group %q", errorLine(g.Text, g.ErrorType, string(g.Reason)))
+		sel.Words = "the group \"" + errorLine(g.Text, g.ErrorType, string(g.Reason)) + "\""
 	}
 	_, scope, _ := strings.Cut(v.form.Get("do"), " ")
 	switch scope {
 	case "all":
-	case "ticked":
+	case "selected":
 		ids := v.form["id"]
 		if len(ids) == 0 {
-			return sel, refuse(http.StatusUnprocessableEntity, "Nothing is ticked", "Go back, and tick the messages that you mean.")
+			return sel, refuse(http.StatusUnprocessableEntity, "No message is selected", "Go back and select at least one message.")
 		}
 		if len(ids) > 1000 {
-			return sel, refuse(http.StatusBadRequest, "Too many messages", "Tick at most 1,000.")
+			return sel, refuse(http.StatusBadRequest, "Too many messages", "Select at most 1,000.")
 		}
 		sel.Filter, sel.All = desk.Filter{IDs: ids}, false
-		sel.Words = many(len(ids), "ticked message")
+		sel.Words = many(len(ids), "selected message")
 		if len(ids) == 1 {
 			sel.Words = "the message " + short(ids[0])
 			sel.Back = query("in", sel.Queue, "group", v.form.Get("group"))
 		}
 	default:
-		return sel, refuse(http.StatusBadRequest, "Nothing is selected", "Go back, and use a button there.")
+		return sel, refuse(http.StatusBadRequest, "No action is named", "Go back and use a button on that page.")
 	}
 	return sel, nil
 }
@@ -139,32 +139,33 @@ func (h *Handler) dryRun(v *visit) *refusal {
 	case r.verb == verbDiscard && h.cfg.DiscardDir == "":
 		return errNoDiscards
 	case r.verb != verbReplay && r.verb != verbDiscard:
-		return refuse(http.StatusBadRequest, "There is no such action", "")
+		return refuse(http.StatusBadRequest, "Unknown action", "Go back and use a button on that page.")
 	}
 	return h.set(v, r)
 }
 
-var errNoDiscards = refuse(http.StatusForbidden, "Nothing can be discarded here", "Discarded messages are written to a file first. Start the page with hopback desk --discard-to, or with Config.DiscardDir.")
+var errNoDiscards = refuse(http.StatusForbidden, "Discarding is disabled", "Discarded messages are written to a file first. To enable it, start the page with hopback desk --discard-to, or set Config.DiscardDir.")
 
-// set begins a run, and goes to its page.
+// set starts a run, and redirects to its page.
 func (h *Handler) set(v *visit, r *run) *refusal {
+	r.browser = v.token
 	if no := h.begin(r); no != nil {
 		return no
 	}
-	h.did(v, r.action(), r.name()+" begins", "run", r.id, "queue", r.sel.Queue, "selected", r.sel.Words, "replay", r.replay.ID, "max", r.most, "rate", r.rate)
+	h.did(v, r.action(), r.name()+" started", "run", r.id, "queue", r.sel.Queue, "selected", r.sel.Words, "replay", r.replay.ID, "max", r.most, "rate", r.rate)
 	v.to("run", query("id", r.id))
 	return nil
 }
 
-// planned is the dry run that a form goes on with: its selection is known here, so that
-// what is done is what was shown.
+// planned is the dry run that a form continues. The server keeps its selection, so that the
+// action applies to what the dry run showed.
 func (h *Handler) planned(v *visit, want verb) (*run, *refusal) {
 	plan, no := h.namedRun(v.form.Get("run"))
 	if no != nil {
 		return nil, no
 	}
 	if plan.verb != want || !plan.dry {
-		return nil, refuse(http.StatusBadRequest, "This isn't the dry run of that", "Go back, and begin with a dry run.")
+		return nil, refuse(http.StatusBadRequest, "This dry run is for another action", "Go back and start with a dry run.")
 	}
 	if len(plan.sel.Accept) > 0 {
 		return plan, h.mayAccept(v)
@@ -172,7 +173,7 @@ func (h *Handler) planned(v *visit, want verb) (*run, *refusal) {
 	return plan, nil
 }
 
-// replay goes on from a dry run, or with a replay that was stopped.
+// replay continues a dry run, or resumes a replay that was stopped.
 func (h *Handler) replay(v *visit) *refusal {
 	if id := v.form.Get("resume"); id != "" {
 		old, no := h.namedRun(id)
@@ -180,7 +181,7 @@ func (h *Handler) replay(v *visit) *refusal {
 			return no
 		}
 		if old.verb != verbReplay || old.dry || !old.over() {
-			return refuse(http.StatusConflict, "There is nothing to go on with", "Only a replay that was stopped can be continued.")
+			return refuse(http.StatusConflict, "Nothing to resume", "Only a replay that was stopped or failed can be resumed.")
 		}
 		if len(old.sel.Accept) > 0 {
 			if no := h.mayAccept(v); no != nil {
@@ -204,36 +205,36 @@ func (h *Handler) replay(v *visit) *refusal {
 	case "other":
 		name := v.form.Get("other")
 		if name == "" || len(name) > 255 {
-			return refuse(http.StatusBadRequest, "No queue is named", "Go back, and name the queue that the messages should go to.")
+			return refuse(http.StatusBadRequest, "No queue is named", "Go back and enter the queue that the messages should go to.")
 		}
 		r.replay.Address = address.Queue(name)
 	default:
-		return refuse(http.StatusBadRequest, "There is no such destination", "")
+		return refuse(http.StatusBadRequest, "Unknown destination", "Go back and choose one of the destinations.")
 	}
-	plan.stop(v.who) // whoever has seen enough needn't wait for its end
+	plan.stop(v.who) // if it is still counting
 	return h.set(v, r)
 }
 
-// limits reads the rate and the most messages of a form.
+// limits reads the rate and the maximum number of messages of a form.
 func limits(form url.Values, r *run) *refusal {
 	if s := strings.TrimSpace(form.Get("rate")); s != "" {
 		f, err := strconv.ParseFloat(s, 64)
 		if err != nil || !(f > 0) || f > 1e6 {
-			return refuse(http.StatusBadRequest, "The rate can't be used", "Give messages a second, above 0, or leave it empty.")
+			return refuse(http.StatusBadRequest, "This rate isn't valid", "Enter messages per second, above 0 and up to 1,000,000, or leave the field empty.")
 		}
 		r.rate = f
 	}
 	if s := strings.TrimSpace(form.Get("max")); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)
 		if err != nil || n == 0 {
-			return refuse(http.StatusBadRequest, "The number can't be used", "Give at most how many messages, above 0, or leave it empty.")
+			return refuse(http.StatusBadRequest, "This limit isn't valid", "Enter the largest number of messages, above 0, or leave the field empty.")
 		}
 		r.most = n
 	}
 	return nil
 }
 
-// discard goes on from a dry run.
+// discard continues a dry run.
 func (h *Handler) discard(v *visit) *refusal {
 	if h.cfg.DiscardDir == "" {
 		return errNoDiscards
@@ -243,7 +244,7 @@ func (h *Handler) discard(v *visit) *refusal {
 		return no
 	}
 	if v.form.Get("sure") == "" {
-		return refuse(http.StatusUnprocessableEntity, "Not confirmed", "Go back, and tick that the messages may be removed from the queue.")
+		return refuse(http.StatusUnprocessableEntity, "Not confirmed", "Go back and select the box that confirms the removal from the queue.")
 	}
 	r := &run{verb: verbDiscard, who: v.who, sel: plan.sel}
 	if no := limits(v.form, r); no != nil {
@@ -258,7 +259,7 @@ func (h *Handler) fix(v *visit) *refusal {
 	form := v.form
 	queue, id := form.Get("in"), form.Get("id")
 	if queue == "" || len(queue) > 255 || id == "" || len(id) > 1000 {
-		return refuse(http.StatusBadRequest, "No message is named", "")
+		return refuse(http.StatusBadRequest, "No message is named", "Start from the overview.")
 	}
 	accept, no := h.codes(v)
 	if no != nil {
@@ -272,7 +273,7 @@ func (h *Handler) fix(v *visit) *refusal {
 		}
 		k, value, ok := strings.Cut(line, "=")
 		if !ok || k == "" {
-			return refuse(http.StatusBadRequest, "A property can't be read", "Write each as key=value, on a line of its own.")
+			return refuse(http.StatusBadRequest, "A property isn't valid", "Write each property as name=value, one per line.")
 		}
 		set[k] = value
 	}
@@ -282,13 +283,13 @@ func (h *Handler) fix(v *visit) *refusal {
 		}
 	}
 	if len(set) > 1000 {
-		return refuse(http.StatusBadRequest, "Too many properties", "")
+		return refuse(http.StatusBadRequest, "Too many properties", "Change at most 1,000.")
 	}
-	// A browser sends every end of a line as CR LF. A body that has CR isn't edited here.
+	// A browser sends every line break as CR LF. A body that has CR can't be edited here.
 	body, hasBody := []byte(strings.ReplaceAll(form.Get("body"), "\r\n", "\n")), form.Has("body")
 	kind := form.Get("content-type")
 	if len(body) > maxForm || len(kind) > 255 {
-		return refuse(http.StatusBadRequest, "Too large", "The content type may have 255 bytes.")
+		return refuse(http.StatusBadRequest, "Too large", "The body can have 2 MiB, and the content type 255 bytes.")
 	}
 	edit := func(e *desk.Edit) error {
 		changed := len(set) > 0
@@ -307,7 +308,7 @@ func (h *Handler) fix(v *visit) *refusal {
 			e.SetProperty(k, value)
 		}
 		if !changed {
-			return errors.New("the edit changes nothing; to replay the message as it is, use Replay")
+			return errors.New("the edit changes nothing; to replay the message unchanged, use Replay")
 		}
 		return nil
 	}
@@ -317,14 +318,14 @@ func (h *Handler) fix(v *visit) *refusal {
 	return h.set(v, r)
 }
 
-// stop ends a run.
+// stop stops a run.
 func (h *Handler) stop(v *visit) *refusal {
 	r, no := h.namedRun(v.form.Get("run"))
 	if no != nil {
 		return no
 	}
 	if r.stop(v.who) {
-		h.did(v, ActionStop, r.name()+" is stopped", "run", r.id, "queue", r.sel.Queue)
+		h.did(v, ActionStop, r.name()+" was stopped", "run", r.id, "queue", r.sel.Queue)
 	}
 	v.to("run", query("id", r.id))
 	return nil

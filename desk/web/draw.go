@@ -41,7 +41,7 @@ type head struct {
 	X, Y        int
 }
 
-// maxLanes bounds the drawing. Those with the most dead letters are drawn.
+// maxLanes bounds the drawing. It shows those with the most dead letters.
 const maxLanes = 8
 
 // lane is a work queue with its dead-letter queue. One of them may be missing.
@@ -60,7 +60,7 @@ func lanesOf(queues []desk.QueueSurvey) (lanes []lane, delays, parking []desk.Qu
 		case "work":
 			l := &lane{work: q}
 			works, byName[q.Name] = append(works, l), l
-		case "dead":
+		case "dead-letter":
 			dead = append(dead, q)
 		case "delay":
 			delays = append(delays, *q)
@@ -111,13 +111,13 @@ func boxOf(q desk.QueueSurvey, deadLetters int) box {
 	}
 	var notes []string
 	if q.Unacknowledged > 0 {
-		notes = append(notes, number(q.Unacknowledged)+" held")
+		notes = append(notes, number(q.Unacknowledged)+" unacked")
 	}
 	if q.Delayed > 0 {
 		notes = append(notes, number(q.Delayed)+" delayed")
 	}
 	if q.DeadLettering > 0 {
-		notes = append(notes, number(q.DeadLettering)+" leaving")
+		notes = append(notes, number(q.DeadLettering)+" dead-lettering")
 	}
 	b.Note = strings.Join(notes, ", ")
 	switch in, out := rate(q.In), rate(q.Out); {
@@ -137,7 +137,7 @@ func sumOf(all []desk.QueueSurvey, kind, words string, deadLetters int) box {
 	}
 	sum := desk.QueueSurvey{Role: kind, Name: fmt.Sprintf("%d %s", len(all), words), Counted: true}
 	for _, q := range all {
-		// What a delay queue holds waits for its time, or to be taken by the next queue.
+		// Messages in a delay queue wait for their retry, or for the next queue to confirm them.
 		sum.Messages += q.Messages
 		sum.Unacknowledged += q.Unacknowledged
 		sum.Delayed += q.Delayed
@@ -151,8 +151,8 @@ func sumOf(all []desk.QueueSurvey, kind, words string, deadLetters int) box {
 	return b
 }
 
-// wide is the drawing in columns: what waits, what is worked on, what is dead, what has no
-// way back.
+// wide is the drawing in columns: delay queues, work queues, dead-letter queues, and the parking
+// queue.
 func wide(queues []desk.QueueSurvey) drawing {
 	const w, h, step, top = 210, 74, 92, 30
 	lanes, delays, parking := lanesOf(queues)
@@ -161,7 +161,7 @@ func wide(queues []desk.QueueSurvey) drawing {
 	d.Height = top + step*max(len(lanes), 1) - (step - h) + 8
 	middle := top + (step*max(len(lanes), 1)-(step-h)-h)/2
 	columns := [4]int{2, 251, 500, 748}
-	heads := []head{{"work", "work queues", columns[1], 16}, {"dead", "dead-letter queues", columns[2], 16}}
+	heads := []head{{"work", "work queues", columns[1], 16}, {"dead-letter", "dead-letter queues", columns[2], 16}}
 	curve := func(x1, y1, x2, y2 int) string {
 		m := (x1 + x2) / 2
 		return fmt.Sprintf("M%d %dC%d %d %d %d %d %d", x1, y1, m, y1, m, y2, x2, y2)
@@ -176,7 +176,7 @@ func wide(queues []desk.QueueSurvey) drawing {
 		b := sumOf(parking, "parking", "parking queues", 24)
 		b.X, b.Y, b.W, b.H = columns[3], middle, w, h
 		d.Boxes = append(d.Boxes, b)
-		heads = append(heads, head{"parking", "no way back", columns[3], 16})
+		heads = append(heads, head{"parking", "original queue unknown", columns[3], 16})
 	}
 	for i, l := range lanes {
 		y := top + i*step
@@ -219,7 +219,7 @@ func narrow(queues []desk.QueueSurvey) drawing {
 		y += 22 + h + 20
 		d.Lines = append(d.Lines, stroke{fmt.Sprintf("M%d %dV%d", 130, y-20, y+22), "retry"})
 	}
-	d.Heads = append(d.Heads, head{"work", "work queues", 2, y + 14}, head{"dead", "dead-letter queues", 182, y + 14})
+	d.Heads = append(d.Heads, head{"work", "work queues", 2, y + 14}, head{"dead-letter", "dead-letter queues", 182, y + 14})
 	y += 22
 	for _, l := range lanes {
 		if l.work != nil {
@@ -239,7 +239,7 @@ func narrow(queues []desk.QueueSurvey) drawing {
 	}
 	if len(parking) > 0 {
 		d.Lines = append(d.Lines, stroke{fmt.Sprintf("M%d %dV%d", 265, y-(step-h), y+30), "park"})
-		d.Heads = append(d.Heads, head{"parking", "no way back", 2, y + 22})
+		d.Heads = append(d.Heads, head{"parking", "original queue unknown", 2, y + 22})
 		b := sumOf(parking, "parking", "parking queues", 34)
 		b.X, b.Y, b.W, b.H = 2, y+30, 346, h
 		d.Boxes = append(d.Boxes, b)
@@ -253,5 +253,5 @@ func leftOut(lanes int) string {
 	if lanes <= maxLanes {
 		return ""
 	}
-	return fmt.Sprintf("The %d work queues with the most dead letters are drawn; %s more are in the list of queues.", maxLanes, number(lanes-maxLanes))
+	return fmt.Sprintf("The %d work queues with the most dead letters are shown; %s more are in the table of queues.", maxLanes, number(lanes-maxLanes))
 }

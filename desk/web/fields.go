@@ -14,7 +14,7 @@ type field struct {
 
 const maxFields = 200
 
-// fieldsOf reads a section in the JSON form of a Letter: pairs, or an object.
+// fieldsOf reads a section in the JSON form of a desk.DeadLetter: pairs, or an object.
 func fieldsOf(raw json.RawMessage) (fields []field, more bool) {
 	if len(raw) == 0 {
 		return nil, false

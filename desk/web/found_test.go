@@ -17,8 +17,8 @@ import (
 	"github.com/hopback/hopback/hopbacktest"
 )
 
-// A page shows what its look has found while the queue is put back in order. Until then the
-// queue is in use, and actions and other looks say for what. The look goes on, although
+// A page shows what its scan has found while the queue's order is restored. Until then the
+// queue is in use, and actions and other scans say for what. The scan continues, although
 // nobody asks for it.
 func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 	t.Parallel()
@@ -38,10 +38,10 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 		require.EqualValues(t, n, l.Matched)
 		return l.Messages[0].MessageID
 	}
-	require.Equal(t, "o-0", first(0)) // from now on, all were given back before
+	require.Equal(t, "o-0", first(0)) // from now on, all were returned before
 	b := s.browser()
 	b.token()
-	const underWay = "The queue is being put back in order"
+	const running = "The queue's order is being restored"
 	until := func(path, text string) answer {
 		t.Helper()
 		var a answer
@@ -53,9 +53,9 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 		s.broker.SetLatency(120 * time.Millisecond)
 		page := until(path, row)
 		assert.Equal(t, http.StatusOK, page.status)
-		assert.Contains(t, page.text, underWay)
+		assert.Contains(t, page.text, running)
 		assert.Contains(t, page.text, `data-refresh="5"`)
-		assert.Less(t, s.broker.Queue("orders.dead").Counts().Ready, n, "the look goes on")
+		assert.Less(t, s.broker.Queue("orders.dead").Counts().Ready, n, "the scan continues")
 		s.handler.peeks.mu.Lock()
 		k := s.handler.peeks.all[key]
 		s.handler.peeks.mu.Unlock()
@@ -72,7 +72,7 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 		s.handler.peeks.mu.Unlock()
 		<-k.done
 		page := b.get(path)
-		assert.NotContains(t, page.text, underWay)
+		assert.NotContains(t, page.text, running)
 		assert.NotContains(t, page.text, "may be out of order")
 		assert.NotContains(t, page.text, "data-refresh")
 		require.NoError(t, s.broker.Queue("orders.dead").Await(t.Context(), func(c hopbacktest.Counts) bool { return c.Ready == n }))
@@ -82,9 +82,9 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 	key := listKey(selection{Back: query("in", "orders.dead")}, 0)
 	page := slow(here, key, ">o-49<")
 	assert.Contains(t, page.text, "9,000")
-	dry := b.post("dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay ticked"}, "id": {"o-7"}})
-	assert.Contains(t, dry.text, "in use for another look, which puts it back in order")
-	assert.Contains(t, b.get("message?in=orders.dead&id=o-8").text, "in use for another look, which puts it back in order")
+	dry := b.post("dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay selected"}, "id": {"o-7"}})
+	assert.Contains(t, dry.text, "in use for another page, which is restoring its order")
+	assert.Contains(t, b.get("message?in=orders.dead&id=o-8").text, "in use for another page, which is restoring its order")
 	again := b.get(here + "&again=1")
 	assert.Contains(t, again.text, ">o-49<", "the page stays")
 	after(here, key)
@@ -95,7 +95,7 @@ func TestAPageIsShownBeforeTheQueueIsInOrder(t *testing.T) {
 	key = showKey("orders.dead", "o-9")
 	slow(here, key, "<h1>o-9</h1>")
 	body := b.get("body?in=orders.dead&id=o-9")
-	assert.Contains(t, body.text, `<pre class="body" tabindex="0">{}</pre>`)
+	assert.Contains(t, body.text, `<pre class="body" id="c-body" tabindex="0">{}</pre>`)
 	assert.Equal(t, "{}", b.get("download?in=orders.dead&id=o-9").text)
 	after(here, key)
 	assert.Equal(t, "o-0", first(0))

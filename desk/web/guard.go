@@ -16,11 +16,11 @@ import (
 	"unicode/utf8"
 )
 
-// policy is the content security policy of every answer. Nothing comes from elsewhere,
-// nothing is inline, and no other page may hold this one in a frame.
+// policy is the content security policy of every answer. Nothing is loaded from other hosts,
+// nothing is inline, and no other page can show this one in a frame.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// guard sets the headers that every answer has.
+// guard sets the headers of every answer.
 func guard(w http.ResponseWriter) {
 	header := w.Header()
 	header.Set("Content-Security-Policy", policy)
@@ -34,27 +34,30 @@ func guard(w http.ResponseWriter) {
 }
 
 // Loopback is the default of Config.Authorize. It allows a request that comes from this
-// machine, to a name of this machine, and not by a proxy. The name of who asks is
-// "local". Others are refused: a name that isn't localhost may be a page elsewhere that has
-// its own name resolve to this machine, and behind a proxy everybody seems to be here.
+// machine, is addressed to this machine, and didn't pass a proxy. The user's name is "local".
+// Loopback refuses every other request:
+//
+//   - With another host name, the request may come from a website whose name resolves to this
+//     machine.
+//   - Behind a proxy, every request seems to come from this machine.
 func Loopback(r *http.Request, _ Access) (who string, err error) {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil || !peer.Addr().Unmap().IsLoopback() {
-		return "", fmt.Errorf("the request comes from %.100q, and only this machine is allowed without an authorizer", r.RemoteAddr)
+		return "", fmt.Errorf("the request comes from %.100q; without Config.Authorize, only this machine is allowed", r.RemoteAddr)
 	}
 	if !localName(r.Host) {
-		return "", fmt.Errorf("the request is for the host %.100q, and only localhost is allowed without an authorizer", r.Host)
+		return "", fmt.Errorf("the request is for the host %.100q; without Config.Authorize, only localhost is allowed", r.Host)
 	}
 	for _, name := range []string{"Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip"} {
 		if r.Header.Get(name) != "" {
-			return "", fmt.Errorf("the request came by a proxy, as its header %s says, and only this machine is allowed without an authorizer", name)
+			return "", fmt.Errorf("the request came through a proxy: it has the header %s; without Config.Authorize, only this machine is allowed", name)
 		}
 	}
 	return "local", nil
 }
 
-// localName reports whether a Host header names this machine by an address of its own, or
-// by localhost, which browsers resolve themselves.
+// localName reports whether a Host header is a loopback address, or localhost, which browsers
+// resolve themselves.
 func localName(host string) bool {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {
@@ -86,23 +89,23 @@ func refuse(status int, title, text string) *refusal {
 	return &refusal{status: status, title: title, text: text}
 }
 
-// visit is a request that was let in.
+// visit is an authorized request.
 type visit struct {
 	*http.Request
 	w     http.ResponseWriter
 	who   string
 	token string
-	// form has the request's fields: those of the body of a POST, and of the address of
-	// others.
+	// form has the fields of a POST's body, or of any other request's URL.
 	form       url.Values
 	unreadable error // why the form can't be read
 	wants      Access
+	shows      string          // the ID of the run that the page shows
 	views      map[string]bool // queues, and whether the person may view them
 }
 
 const cookieName = "hopback_desk"
 
-// enter lets a request in, or says why not. It comes before anything is done.
+// enter authorizes a request before anything else happens, or returns why it is refused.
 func (h *Handler) enter(w http.ResponseWriter, r *http.Request, path string, a Action) (*visit, *refusal) {
 	if h.ctx.Err() != nil {
 		return nil, errEnding
@@ -116,10 +119,10 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, path string, a A
 	v.wants = h.wants(path, a, v.form)
 	who, err := h.cfg.Authorize(r, v.wants)
 	if err != nil {
-		return nil, &refusal{http.StatusForbidden, "Not allowed", fmt.Sprintf("You aren't allowed to do this here (%s). The server's log says why.", a), err}
+		return nil, &refusal{http.StatusForbidden, "Not allowed", fmt.Sprintf("You aren't allowed to do this (%s). The server's log has the reason.", a), err}
 	}
 	v.who = named(who)
-	// Another site's page may link to this one, and may do nothing else with it.
+	// A page of another site may link to this one, and nothing else.
 	if site := r.Header.Get("Sec-Fetch-Site"); (site == "cross-site" || site == "same-site") && (r.Method != http.MethodGet || r.Header.Get("Sec-Fetch-Mode") != "navigate") {
 		return nil, &refusal{http.StatusForbidden, "Refused", "The request came from another site.", errors.New("the request came from another site: Sec-Fetch-Site is " + site)}
 	}
@@ -133,11 +136,11 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, path string, a A
 		}
 	} else if cookie == "" {
 		cookie = randomText()
-		// Without a Path it is that of the page, under whatever prefix that is.
+		// Without a Path, browsers use the page's path, which has the prefix.
 		http.SetCookie(w, &http.Cookie{Name: cookieName, Value: cookie, HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil})
 	}
 	if a.changes() && !h.cfg.Writable {
-		return nil, &refusal{http.StatusForbidden, "Read-only", "This page may look and change nothing. Start it with hopback desk --write, or with Config.Writable.", errors.New("the page is read-only")}
+		return nil, &refusal{http.StatusForbidden, "Read-only", "This page can't change anything. To allow changes, start it with hopback desk --write, or set Config.Writable.", errors.New("the page is read-only")}
 	}
 	for _, queue := range []string{v.wants.Queue, v.wants.Target} {
 		if queue != "" && !h.lists(queue) {
@@ -148,14 +151,14 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, path string, a A
 	return v, nil
 }
 
-// wants is what a request to a path asks for.
+// wants is the Access that a request to a path needs.
 func (h *Handler) wants(path string, a Action, form url.Values) Access {
 	x := Access{Action: a}
 	var r *run
 	switch path {
-	case "messages", "message", "body", "download", "edit", "dry-run", "mend":
+	case "messages", "message", "body", "download", "edit", "dry-run", "replay-edited", "parked", "waiting":
 		x.Queue = form.Get("in")
-	case "look":
+	case "accept":
 		q, _ := url.ParseQuery(form.Get("query"))
 		x.Queue = q.Get("in")
 	case "run":
@@ -189,11 +192,11 @@ func (h *Handler) lists(queue string) bool {
 }
 
 func notListed(queue string) *refusal {
-	return &refusal{http.StatusNotFound, "There is no such queue", "This page is for other queues. Start it with hopback desk --queue, or with Config.Queues, to have this one here.",
+	return &refusal{http.StatusNotFound, "Queue not found", "This page doesn't include the queue. To add it, start the page with hopback desk --queue, or change Config.Queues.",
 		fmt.Errorf("the queue %.100q isn't one of the page's queues", queue)}
 }
 
-// sees reports whether the person may view a queue. Pages about several queues ask it.
+// sees reports whether the user may view a queue. Pages about several queues call it.
 func (h *Handler) sees(v *visit, queue string) bool {
 	may, known := v.views[queue]
 	if !known {
@@ -209,33 +212,32 @@ func (h *Handler) mayAccept(v *visit) *refusal {
 	x := v.wants
 	x.Action = ActionAccept
 	if _, err := h.cfg.Authorize(v.Request, x); err != nil {
-		return &refusal{http.StatusForbidden, "Not allowed", "You aren't allowed to accept what looking into this queue costs.", err}
+		return &refusal{http.StatusForbidden, "Not allowed", "You aren't allowed to accept the side effects of reading this queue.", err}
 	}
 	return nil
 }
 
-// maxForm bounds what a form sends: an edited body, escaped.
+// maxForm is the maximum size of a submitted form: an edited body, escaped.
 const maxForm = 2 << 20
 
-// unforged refuses what a form of ours didn't send.
+// unforged refuses a request that wasn't sent by one of this page's forms.
 func (h *Handler) unforged(v *visit, cookie string) *refusal {
 	if err := new(http.CrossOriginProtection).Check(v.Request); err != nil {
 		return &refusal{http.StatusForbidden, "Refused", "The request came from another site.", err}
 	}
 	if kind, _, _ := strings.Cut(v.Header.Get("Content-Type"), ";"); strings.TrimSpace(kind) != "application/x-www-form-urlencoded" {
-		return refuse(http.StatusUnsupportedMediaType, "Refused", "An action is sent by a form of this page.")
+		return refuse(http.StatusUnsupportedMediaType, "Refused", "Only a form of this page can start an action.")
 	}
 	if v.unreadable != nil {
-		return &refusal{http.StatusBadRequest, "The form can't be read", "It may be larger than 2 MiB.", v.unreadable}
+		return &refusal{http.StatusBadRequest, "Invalid form", "It may be larger than 2 MiB.", v.unreadable}
 	}
 	if cookie == "" || !hmac.Equal([]byte(v.PostForm.Get("token")), []byte(h.tokenFor(cookie, v.who))) {
-		return &refusal{http.StatusForbidden, "The page is too old", "Its server has been started again, or you are somebody else now. Go back, reload the page, and try again.", errors.New("the token is missing or wrong")}
+		return &refusal{http.StatusForbidden, "This page has expired", "The server was restarted, or you are logged in as somebody else. Go back, reload the page, and try again.", errors.New("the token is missing or wrong")}
 	}
 	return nil
 }
 
-// tokenFor is what a form has to bring: it belongs to the browser, to who asks, and to this
-// process.
+// tokenFor is the token of a form: it is bound to the browser, the user, and this process.
 func (h *Handler) tokenFor(cookie, who string) string {
 	mac := hmac.New(sha256.New, h.secret[:])
 	_, _ = mac.Write([]byte(cookie + "\x00" + who))
@@ -248,7 +250,7 @@ func randomText() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// named is who asks, as a replay can keep it.
+// named is the user's name in the form that a replay can keep.
 func named(who string) string {
 	who = strings.ToValidUTF8(who, "?")
 	for len(who) > 100 {

@@ -32,14 +32,15 @@ func (s *stage) forms(b *browser) map[string]url.Values {
 		plans[string(verb)] = r.id
 	}
 	return map[string]url.Values{
-		"survey":      {},
-		"stop-survey": {},
-		"look":        {"page": {"messages"}, "query": {"in=orders.dead"}, "accept": {"x"}},
-		"dry-run":     {"in": {"orders.dead"}, "do": {"replay all"}},
-		"replay":      {"run": {plans["replay"]}},
-		"discard":     {"run": {plans["discard"]}, "sure": {"1"}},
-		"mend":        {"in": {"orders.dead"}, "id": {id}, "set": {"a=b"}},
-		"stop":        {"run": {plans["replay"]}},
+		"survey":        {},
+		"stop-survey":   {},
+		"accept":        {"page": {"messages"}, "query": {"in=orders.dead"}, "accept": {"x"}},
+		"dry-run":       {"in": {"orders.dead"}, "do": {"replay all"}},
+		"replay":        {"run": {plans["replay"]}},
+		"discard":       {"run": {plans["discard"]}, "sure": {"1"}},
+		"replay-edited": {"in": {"orders.dead"}, "id": {id}, "set": {"a=b"}},
+		"stop":          {"run": {plans["replay"]}},
+		"waiting":       {"in": {"orders.dead"}, "key": {"4711"}, "do": {"cancel"}},
 	}
 }
 
@@ -128,10 +129,10 @@ func TestEachActionIsRefused(t *testing.T) {
 	assert.Len(t, forms, paths)
 	assert.Equal(t, 4, s.broker.Queue("orders.dead").Counts().Ready)
 	assert.Len(t, s.handler.runs.list(), 2, "those of the test itself")
-	assert.NotContains(t, s.log.String(), "begins")
+	assert.NotContains(t, s.log.String(), "started")
 
 	// And with all of it in order each is done.
-	for _, path := range []string{"survey", "stop-survey", "look", "dry-run", "stop"} {
+	for _, path := range []string{"survey", "stop-survey", "accept", "dry-run", "stop"} {
 		f := url.Values{"token": {token}}
 		for k, v := range forms[path] {
 			f[k] = v
@@ -153,7 +154,7 @@ func TestReadOnly(t *testing.T) {
 			continue
 		}
 		assert.Equal(t, http.StatusForbidden, a.status, path)
-		assert.Contains(t, a.text, "change nothing", path)
+		assert.Contains(t, a.text, "This page can&#39;t change anything", path)
 	}
 	assert.Equal(t, http.StatusForbidden, b.get("edit?in=orders.dead&id=o-1").status)
 	overview := b.settled("./")
@@ -217,7 +218,7 @@ func TestTheAuthorizerIsAsked(t *testing.T) {
 		mu.Unlock()
 	}
 	assert.Contains(t, s.log.String(), "eve is on leave")
-	// What a look costs is accepted by a second question, whatever the form is for.
+	// Accepting the side effects of a scan is a separate permission for every form.
 	deny(ActionAccept)
 	f := url.Values{"token": {token}, "in": {"orders.dead"}, "do": {"replay all"}, "accept": {"delivery-limit"}}
 	assert.Equal(t, http.StatusForbidden, b.do(http.MethodPost, "dry-run", f).status)
@@ -299,7 +300,7 @@ func TestAnotherSiteMayOnlyLink(t *testing.T) {
 	assert.Equal(t, http.StatusForbidden, b.get("runs").status)
 }
 
-// Every answer has the headers, whatever it is.
+// Every answer has the headers.
 func TestHeaders(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, Config{Writable: true})
@@ -335,7 +336,7 @@ func TestHeaders(t *testing.T) {
 	assert.True(t, slices.Contains(strings.Split(policy, "; "), "default-src 'none'"))
 }
 
-// Addresses and forms that make no sense are told so. None of them is an error of the page.
+// Addresses and forms that make no sense are refused. None of them is an error of the page.
 func TestNonsense(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, Config{Writable: true, DiscardDir: t.TempDir()})
@@ -358,16 +359,16 @@ func TestNonsense(t *testing.T) {
 		{"dry-run", url.Values{}, 400},
 		{"dry-run", url.Values{"in": {"orders.dead"}}, 400},
 		{"dry-run", url.Values{"in": {"orders.dead"}, "do": {"destroy all"}}, 400},
-		{"dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay ticked"}, "id": make([]string, 1001)}, 400},
+		{"dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay selected"}, "id": make([]string, 1001)}, 400},
 		{"dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay all"}, "accept": make([]string, 21)}, 400},
 		{"replay", url.Values{}, 404},
 		{"replay", url.Values{"run": {"none"}}, 404},
 		{"replay", url.Values{"resume": {"none"}}, 404},
 		{"discard", url.Values{"run": {"none"}}, 404},
-		{"mend", url.Values{}, 400},
-		{"mend", url.Values{"in": {"orders.dead"}, "id": {"x"}, "set": {strings.Repeat("a=b\n", 10) + "c"}}, 400},
+		{"replay-edited", url.Values{}, 400},
+		{"replay-edited", url.Values{"in": {"orders.dead"}, "id": {"x"}, "set": {strings.Repeat("a=b\n", 10) + "c"}}, 400},
 		{"stop", url.Values{"run": {"none"}}, 404},
-		{"look", url.Values{}, 400},
+		{"accept", url.Values{}, 400},
 	} {
 		assert.Equal(t, c.status, b.post(c.path, c.form).status, "%s %.100v", c.path, fmt.Sprint(c.form))
 	}

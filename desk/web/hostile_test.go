@@ -27,8 +27,8 @@ var attacks = []string{
 
 var hidden = regexp.MustCompile(`<input type="hidden"[^>]*>`)
 
-// Whatever the queues, errors, ids and properties are called, a page has no script of
-// theirs, no control characters, and no end of its own.
+// Names of queues, errors, IDs, and properties bring no script into a page, no control
+// characters, and no end of the page.
 func TestHostileNames(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, Config{Writable: true, Title: attacks[0]})
@@ -115,7 +115,7 @@ func TestHostileBodies(t *testing.T) {
 		assert.NotContains(t, shown.text, "\ufffd", id)
 		assert.Less(t, len(shown.text), 10*maxShown, id)
 		if len(body) > maxShown {
-			assert.Contains(t, shown.text, "this is the beginning", id)
+			assert.Contains(t, shown.text, "Only the beginning is shown", id)
 		}
 		whole := b.settled("download?" + here)
 		assert.True(t, bytes.Equal([]byte(body), []byte(whole.text)), id)
@@ -165,15 +165,15 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// The drawing has each work queue beside its dead-letter queue, and is bounded.
+// The drawing has each work queue next to its dead-letter queue, and is bounded.
 func TestDrawing(t *testing.T) {
 	t.Parallel()
 	var queues []desk.QueueSurvey
 	for i := range 1000 {
 		name := fmt.Sprintf("q%d", i)
-		queues = append(queues, desk.QueueSurvey{Name: name, Role: "work", Counted: true}, desk.QueueSurvey{Name: name + ".dead", Role: "dead", Messages: uint64(i)})
+		queues = append(queues, desk.QueueSurvey{Name: name, Role: "work", Counted: true}, desk.QueueSurvey{Name: name + ".dead", Role: "dead-letter", Messages: uint64(i)})
 	}
-	queues = append(queues, desk.QueueSurvey{Name: "delay_1s", Role: "delay"}, desk.QueueSurvey{Name: "parking_queue", Role: "parking"}, desk.QueueSurvey{Name: "lost.dead", Role: "dead", Messages: 9999})
+	queues = append(queues, desk.QueueSurvey{Name: "delay_1s", Role: "delay"}, desk.QueueSurvey{Name: "parking_queue", Role: "parking"}, desk.QueueSurvey{Name: "lost.dead", Role: "dead-letter", Messages: 9999})
 	for _, d := range []drawing{wide(queues), narrow(queues)} {
 		assert.Len(t, d.Boxes, 2*maxLanes+1, d.Name)
 		assert.Contains(t, d.More, "993 more")
@@ -188,9 +188,9 @@ func TestDrawing(t *testing.T) {
 	assert.Equal(t, "q999.dead", d.Boxes[4].Title)
 	assert.Equal(t, d.Boxes[3].Y, d.Boxes[4].Y)
 	// What a replay holds is there all the same.
-	held := wide([]desk.QueueSurvey{{Name: "x.dead", Role: "dead", Messages: 1, Unacknowledged: 9}})
+	held := wide([]desk.QueueSurvey{{Name: "x.dead", Role: "dead-letter", Messages: 1, Unacknowledged: 9}})
 	assert.Equal(t, "10", held.Boxes[0].Number)
-	assert.Equal(t, "9 held", held.Boxes[0].Note)
+	assert.Equal(t, "9 unacked", held.Boxes[0].Note)
 	for _, none := range []drawing{wide(nil), narrow(nil)} {
 		assert.Empty(t, none.Boxes)
 		assert.Positive(t, none.Width)
@@ -213,6 +213,6 @@ func TestManyQueues(t *testing.T) {
 	short := b.settled("./")
 	assert.Equal(t, shownQueues, strings.Count(short.text, "<span class=\"tag role"))
 	assert.Contains(t, short.text, "Show all 301 queues")
-	assert.Contains(t, short.text, "142 more are in the list")
+	assert.Contains(t, short.text, "142 more are in the table")
 	assert.Equal(t, 301, strings.Count(b.settled("./?all=1").text, "<span class=\"tag role"))
 }

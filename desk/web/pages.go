@@ -20,8 +20,7 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// routes are all paths, without the prefix and the slash. A path that isn't there is no
-// page.
+// routes are all paths, without the prefix and the slash.
 func (h *Handler) routes() {
 	h.paths = map[string]route{
 		"":         {http.MethodGet, ActionView, h.overview},
@@ -30,17 +29,19 @@ func (h *Handler) routes() {
 		"body":     {http.MethodGet, ActionBody, h.body},
 		"download": {http.MethodGet, ActionBody, h.download},
 		"edit":     {http.MethodGet, ActionEdit, h.editForm},
+		"parked":   {http.MethodGet, ActionView, h.waitingForm},
 		"runs":     {http.MethodGet, ActionView, h.runList},
 		"run":      {http.MethodGet, ActionView, h.runPage},
 
-		"survey":      {http.MethodPost, ActionView, h.startSurvey},
-		"stop-survey": {http.MethodPost, ActionStop, h.stopSurvey},
-		"look":        {http.MethodPost, ActionAccept, h.accept},
-		"dry-run":     {http.MethodPost, ActionDryRun, h.dryRun},
-		"replay":      {http.MethodPost, ActionReplay, h.replay},
-		"discard":     {http.MethodPost, ActionDiscard, h.discard},
-		"mend":        {http.MethodPost, ActionEdit, h.fix},
-		"stop":        {http.MethodPost, ActionStop, h.stop},
+		"survey":        {http.MethodPost, ActionView, h.startSurvey},
+		"stop-survey":   {http.MethodPost, ActionStop, h.stopSurvey},
+		"accept":        {http.MethodPost, ActionAccept, h.accept},
+		"dry-run":       {http.MethodPost, ActionDryRun, h.dryRun},
+		"replay":        {http.MethodPost, ActionReplay, h.replay},
+		"discard":       {http.MethodPost, ActionDiscard, h.discard},
+		"replay-edited": {http.MethodPost, ActionEdit, h.fix},
+		"stop":          {http.MethodPost, ActionStop, h.stop},
+		"waiting":       {http.MethodPost, ActionWaiting, h.waiting},
 	}
 }
 
@@ -64,11 +65,11 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 	to, ok := h.paths[path]
 	switch {
 	case !ok:
-		h.refused(w, r, nil, "", refuse(http.StatusNotFound, "There is no such page", "Begin at the overview."))
+		h.refused(w, r, nil, "", refuse(http.StatusNotFound, "Page not found", "Start from the overview."))
 		return
 	case to.method == http.MethodPost && r.Method != http.MethodPost, to.method == http.MethodGet && !get:
 		w.Header().Set("Allow", to.method)
-		h.refused(w, r, nil, to.action, refuse(http.StatusMethodNotAllowed, "Not like this", "This address takes "+to.method+" alone."))
+		h.refused(w, r, nil, to.action, refuse(http.StatusMethodNotAllowed, "Method not allowed", "This address accepts only "+to.method+" requests."))
 		return
 	}
 	v, no := h.enter(w, r, path, to.action)
@@ -116,13 +117,14 @@ type page struct {
 	Discards bool
 	Refresh  int // seconds; 0: the page doesn't change by itself
 	Active   int // runs
+	Notices  []notice
 	Now      time.Time
 }
 
 func (h *Handler) page(v *visit, title string) page {
 	p := page{Title: title, Broker: clean(short(h.cfg.Title)), Writable: h.cfg.Writable, Discards: h.cfg.DiscardDir != "", Now: time.Now()}
 	if v != nil {
-		p.Who, p.Token = v.who, v.token
+		p.Who, p.Token, p.Notices = v.who, v.token, h.notices(v)
 		for _, r := range h.runsFor(v) {
 			if !r.over() {
 				p.Active++
@@ -135,8 +137,8 @@ func (h *Handler) page(v *visit, title string) page {
 func (h *Handler) render(w http.ResponseWriter, status int, name string, data any) {
 	var b bytes.Buffer
 	if err := h.pages.ExecuteTemplate(&b, name, data); err != nil {
-		h.log.Error("hopback desk: a page can't be written", "page", name, "error", err)
-		http.Error(w, "The page can't be written. The log says why.", http.StatusInternalServerError)
+		h.log.Error("hopback desk: can't render a page", "page", name, "error", err)
+		http.Error(w, "The page can't be rendered. The server's log has the error.", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -157,13 +159,14 @@ func (v *visit) to(page string, query template.URL) {
 // addSurvey adds what the last survey has found, as far as the visitor may see it.
 func (h *Handler) addSurvey(v *visit, data *overviewData, last *surveyed) {
 	groups := slices.DeleteFunc(slices.Clone(last.groups), func(g desk.Group) bool { return !h.sees(v, g.In) })
+	groups = sorted(groups, data.Sorting, groupOrders, unknownOfGroup, compareGroups)
 	data.Surveyed = &surveyView{At: last.at, Took: last.took, Who: last.who, Others: last.others, Err: plainError(last.err), Count: len(groups)}
 	if len(groups) > shownGroups && !data.All {
 		groups = groups[:shownGroups]
 		data.Surveyed.Cut = true
 	}
 	for _, g := range groups {
-		data.Groups = append(data.Groups, groupView{Group: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", g.In, "group", g.ID)})
+		data.Groups = append(data.Groups, h.groupView(g, sparkWidth, sparkHeight))
 	}
 	for _, q := range last.queues {
 		if !h.sees(v, q.Name) {
@@ -173,7 +176,8 @@ func (h *Handler) addSurvey(v *visit, data *overviewData, last *surveyed) {
 			data.Notes = append(data.Notes, q.Name+": "+c.Text)
 		}
 		if q.Unread != "" {
-			data.Notes = append(data.Notes, q.Name+" wasn't read to its end: "+strings.ReplaceAll(q.Unread, "hopback: ", ""))
+			data.Unread = true
+			data.Notes = append(data.Notes, q.Name+" wasn't read to the end: "+strings.ReplaceAll(q.Unread, "hopback: ", ""))
 		}
 		if !q.Oldest.IsZero() && (data.Oldest.IsZero() || q.Oldest.Before(data.Oldest)) {
 			data.Oldest = q.Oldest
@@ -184,40 +188,58 @@ func (h *Handler) addSurvey(v *visit, data *overviewData, last *surveyed) {
 	}
 }
 
-// overview is the first page.
-func (h *Handler) overview(v *visit) *refusal {
-	queues, at, err := h.counts.get(v.Context(), h)
-	if v.Context().Err() != nil {
-		return refuse(http.StatusServiceUnavailable, "Interrupted", "")
-	}
-	queues = slices.DeleteFunc(slices.Clone(queues), func(q desk.QueueSurvey) bool { return !h.sees(v, q.Name) })
-	var dead uint64
-	var deadQueues, with int // queues for the dead, and those that hold some
+// deadOf counts the dead letters of the queues, those that nobody can read yet, the queues for
+// them, and those of these queues that aren't empty.
+func deadOf(queues []desk.QueueSurvey) (dead, hidden uint64, deadQueues, with int) {
 	for _, q := range queues {
 		if isDead(q) {
 			dead += deadIn(q)
+			hidden += q.Delayed
 			if deadQueues++; deadIn(q) > 0 {
 				with++
 			}
 		}
 	}
-	running, last, stale := h.survey.state()
-	// A page that refreshes itself doesn't look into queues by itself.
-	if v.Header.Get("X-Hopback-Refresh") == "" && running == nil && err == nil && dead <= autoSurvey && deadQueues > 0 &&
-		(last == nil || stale || time.Since(last.at) > autoAge) {
-		if h.survey.start(h, v.who) {
-			// A small one is there at once.
-			for end := time.Now().Add(patience); time.Now().Before(end); {
-				if running, last, stale = h.survey.state(); running == nil {
-					break
-				}
-				link.Pause(v.Context(), 20*time.Millisecond)
-			}
-		}
+	return dead, hidden, deadQueues, with
+}
+
+// autoSurveyed starts a survey if the last one is old and a new one is short. It returns the
+// surveyor's state.
+func (h *Handler) autoSurveyed(v *visit, dead uint64) (running *surveying, last *surveyed, stale bool) {
+	running, last, stale = h.survey.state()
+	if running != nil || dead > autoSurvey || last != nil && !stale && time.Since(last.at) <= autoAge || !h.survey.start(h, v.who) {
+		return running, last, stale
 	}
-	data := overviewData{page: h.page(v, "Overview"), Queues: queues, CountsAt: at, Err: plainError(err), Dead: dead, With: with, Stale: stale, Counted: true}
+	for end := time.Now().Add(patience); time.Now().Before(end); { // a small one ends at once
+		if running, last, stale = h.survey.state(); running == nil {
+			break
+		}
+		link.Pause(v.Context(), 20*time.Millisecond)
+	}
+	return running, last, stale
+}
+
+// overview is the first page.
+func (h *Handler) overview(v *visit) *refusal {
+	counted, at, err := h.counts.get(v.Context(), h)
+	if v.Context().Err() != nil {
+		return refuse(http.StatusServiceUnavailable, "Interrupted", "")
+	}
+	queues := slices.DeleteFunc(slices.Clone(counted.Queues), func(q desk.QueueSurvey) bool { return !h.sees(v, q.Name) })
+	dead, hidden, deadQueues, with := deadOf(queues)
+	running, last, stale := h.survey.state()
+	// A page that refreshes itself doesn't start surveys.
+	if v.Header.Get("X-Hopback-Refresh") == "" && err == nil && deadQueues > 0 {
+		running, last, stale = h.autoSurveyed(v, dead)
+	}
+	data := overviewData{page: h.page(v, "Overview"), Queues: queues, CountsAt: at, Err: plainError(err), Dead: dead, Hidden: hidden, With: with, Stale: stale, Counted: true}
 	data.Refresh = 5
 	data.All = v.form.Get("all") != ""
+	data.sortBy(v.form)
+	if err == nil {
+		data.Alarms = alarmWords(counted.Alarms)
+		data.Idle = withoutConsumers(queues)
+	}
 	if running != nil {
 		data.Refresh = 1
 		data.Surveying = &progress{Done: running.seen, Of: max(running.of, running.seen), Began: running.began, Where: running.queue}
@@ -246,7 +268,7 @@ func (h *Handler) overview(v *visit) *refusal {
 }
 
 const (
-	// autoSurvey is up to how many dead letters the overview surveys by itself.
+	// autoSurvey is up to how many dead letters the overview surveys without being asked to.
 	autoSurvey = 20_000
 	autoAge    = 30 * time.Second
 	// shownGroups are shown at first, of up to 1,000, and shownQueues of all.
@@ -262,15 +284,22 @@ type overviewData struct {
 	Err       string
 	Counted   bool
 	Dead      uint64
-	With      int // queues that hold some
+	Hidden    uint64 // dead letters that wait for their delivery time
+	With      int    // queues that hold some
 	Oldest    time.Time
 	Drawings  []drawing
+	Alarms    []string
+	Idle      idleQueues
+	Sorting   sorting
+	Headings  map[string]heading
+	AllLink   template.URL
 	Surveying *progress
 	Surveyed  *surveyView
 	Stale     bool
 	Groups    []groupView
 	All       bool
 	Notes     []string
+	Unread    bool // a queue wasn't read to its end
 	Runs      []runView
 }
 
@@ -288,9 +317,17 @@ type groupView struct {
 	desk.Group
 	Line  string
 	Query template.URL
+	Spark *spark
 }
 
-// progress is how far something is.
+func (h *Handler) groupView(g desk.Group, sparkWidth, sparkHeight int) groupView {
+	return groupView{
+		Group: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason)), Query: query("in", g.In, "group", g.ID),
+		Spark: sparkOf(g, sparkWidth, sparkHeight, time.Now()),
+	}
+}
+
+// progress is the progress of a scan or a run.
 type progress struct {
 	Done, Of uint64
 	Began    time.Time
@@ -328,7 +365,7 @@ func (p progress) Left() string {
 	return took(time.Duration(left * float64(time.Second)).Round(time.Second))
 }
 
-// waits is for what a queue is in use, unless that is one's own look.
+// waits is what the queue is in use for, unless that is the page's own scan.
 func (h *Handler) waits(queue, own string) string {
 	if holder := h.queues.holder(queue); holder != own {
 		return holder
@@ -340,7 +377,7 @@ func (h *Handler) waits(queue, own string) string {
 func wanted(form url.Values) (selection, *refusal) {
 	s := selection{Queue: form.Get("in")}
 	if s.Queue == "" || len(s.Queue) > 255 {
-		return s, refuse(http.StatusBadRequest, "No queue is named", "Begin at the overview.")
+		return s, refuse(http.StatusBadRequest, "No queue is named", "Start from the overview.")
 	}
 	f := &s.Filter
 	var words []string
@@ -350,7 +387,7 @@ func wanted(form url.Values) (selection, *refusal) {
 	}
 	if x := form.Get("reason"); x != "" {
 		f.Reasons = []client.Reason{client.Reason(x)}
-		words = append(words, "that died as "+x)
+		words = append(words, fmt.Sprintf("with the reason %q", x))
 	}
 	if x := form.Get("text"); x != "" {
 		f.Text = x
@@ -358,12 +395,12 @@ func wanted(form url.Values) (selection, *refusal) {
 	}
 	if x := form.Get("find"); x != "" {
 		f.IDs = []string{x}
-		words = append(words, fmt.Sprintf("with the id %q", x))
+		words = append(words, fmt.Sprintf("with the ID %q", x))
 	}
 	if x := form.Get("property"); x != "" {
 		k, value, ok := strings.Cut(x, "=")
 		if !ok || k == "" {
-			return s, refuse(http.StatusBadRequest, "The property can't be read", "Write it as key=value.")
+			return s, refuse(http.StatusBadRequest, "This property filter isn't valid", "Write it as name=value.")
 		}
 		f.Properties = map[string]string{k: value}
 		words = append(words, fmt.Sprintf("with the property %q", x))
@@ -379,7 +416,7 @@ func wanted(form url.Values) (selection, *refusal) {
 
 const pageSize = 50
 
-// messages lists messages of a queue: those of a group, or others.
+// messages lists messages of a queue: those of a group, or those that a search finds.
 func (h *Handler) messages(v *visit) *refusal {
 	sel, no := wanted(v.form)
 	if no != nil {
@@ -387,10 +424,10 @@ func (h *Handler) messages(v *visit) *refusal {
 	}
 	skip, err := strconv.Atoi(cmp.Or(v.form.Get("skip"), "0"))
 	if err != nil || skip < 0 || skip > 1<<30 {
-		return refuse(http.StatusBadRequest, "There is no such page", "")
+		return refuse(http.StatusBadRequest, "Page not found", "")
 	}
-	key := listKey(sel, skip)
-	here := sel.Back
+	key, shown := listKey(sel, skip), viewOf(v.form)
+	here := sel.Back + shown
 	if skip > 0 {
 		here += template.URL("&skip=" + strconv.Itoa(skip))
 	}
@@ -420,26 +457,19 @@ func (h *Handler) messages(v *visit) *refusal {
 		data.Err = plainError(state.err)
 	}
 	if g, ok := h.survey.find(sel.Queue, v.form.Get("group")); ok {
-		data.Group = &groupView{Group: g, Line: errorLine(g.Text, g.ErrorType, string(g.Reason))}
+		group := h.groupView(g, headWidth, headHeight)
+		data.Group = &group
 		data.Title = fit(data.Group.Line, 60)
 	}
-	for _, m := range list.Messages {
-		line := errorLine(m.Error, m.ErrorType, string(m.Reason))
-		if m.Unreadable != "" {
-			line = "can't be decoded: " + m.Unreadable
-		} else if data.Group != nil && line == data.Group.Line {
-			line = "" // it stands above
-		}
-		data.Rows = append(data.Rows, messageRow{m, line, query("in", sel.Queue, "id", m.ID)})
-	}
+	h.addRows(&data, list.Messages)
 	if skip > 0 {
-		data.Before = sel.Back
+		data.Before = sel.Back + shown
 		if skip > pageSize {
 			data.Before += template.URL("&skip=" + strconv.Itoa(skip-pageSize))
 		}
 	}
 	if list.More {
-		data.Behind = sel.Back + template.URL("&skip="+strconv.Itoa(skip+len(list.Messages)))
+		data.Behind = sel.Back + shown + template.URL("&skip="+strconv.Itoa(skip+len(list.Messages)))
 	}
 	h.render(v.w, http.StatusOK, "messages", data)
 	return nil
@@ -447,17 +477,18 @@ func (h *Handler) messages(v *visit) *refusal {
 
 func listKey(sel selection, skip int) string { return fmt.Sprintf("list %s %d", sel.Back, skip) }
 
-// list is the look of the page messages.
+// list reads for the page messages.
 func (h *Handler) list(sel selection, skip int, accept []desk.WarningCode) reader {
 	return func(ctx context.Context, found func(peekResult), notify func(desk.Progress)) (peekResult, error) {
 		keep := func(l desk.List) peekResult {
 			for i := range l.Messages {
 				trimSummary(&l.Messages[i])
+				trimProperties(&l.Messages[i])
 			}
 			return peekResult{value: &listed{l, accept}}
 		}
 		l, err := h.desk.List(ctx, desk.ListConfig{
-			Queue: sel.Queue, Filter: sel.Filter, Skip: skip, Limit: pageSize, Accept: accept, OnFound: func(l desk.List) { found(keep(l)) }, OnProgress: notify,
+			Queue: sel.Queue, Filter: sel.Filter, Skip: skip, Limit: pageSize, PropertyTexts: true, Accept: accept, OnFound: func(l desk.List) { found(keep(l)) }, OnProgress: notify,
 		})
 		return keep(l), err
 	}
@@ -485,12 +516,20 @@ type messagesData struct {
 	Here              template.URL
 	Before, Behind    template.URL
 	Form              url.Values
+	Sorting           sorting
+	Headings          map[string]heading
+	Unsorted          template.URL // the query without the sorting
+	Columns           []string
+	Choices           []choice
+	Reasons           []reasonChoice
+	Counted           time.Time // when the reasons were; zero if they weren't
 }
 
 type messageRow struct {
 	desk.Summary
 	Line  string
 	Query template.URL
+	Cells []string // the values of the columns
 }
 
 // Names are the fields that select messages.
@@ -498,10 +537,10 @@ func (messagesData) Names() []string {
 	return []string{"group", "reason", "text", "find", "property"}
 }
 
-// Field is what a form had.
-func (d messagesData) Field(name string) string { return d.Form.Get(name) }
+// Field is the value of a form's field.
+func (data messagesData) Field(name string) string { return data.Form.Get(name) }
 
-// reading is the page that is shown while a look is under way.
+// reading is the page that is shown during a scan.
 func (h *Handler) reading(v *visit, k *peek, title string) {
 	now, held := k.now()
 	data := readingData{page: h.page(v, title), Queue: k.queue, Progress: progress{Done: now.Seen, Of: max(now.Of, now.Seen), Began: k.began}}
@@ -516,11 +555,11 @@ func (h *Handler) reading(v *visit, k *peek, title string) {
 
 // order says of a page that was shown early whether its queue is in order again.
 type order struct {
-	Under *progress // it is being put in order
-	Err   string    // why it isn't
+	Under *progress // of restoring the order
+	Err   string    // why it can't be restored
 }
 
-// order makes a page that was shown early load itself again until the queue is in order.
+// order makes a page that was shown early reload itself until the queue is in order.
 func (h *Handler) order(k *peek, state peekShown, p *page) (o order) {
 	switch {
 	case !state.early:
@@ -540,10 +579,10 @@ type readingData struct {
 	Progress progress
 }
 
-// unread says why a queue wasn't read. What looking would cost can be accepted.
+// unread says why a queue wasn't read. A page that may change queues can accept side effects.
 func (h *Handler) unread(v *visit, queue, page string, query template.URL, err error) *refusal {
 	if t := sideEffects(err); t != nil {
-		data := sideEffectsData{page: h.page(v, "Looking has a price"), Queue: queue, SideEffects: t.SideEffects, Page: page, Query: query}
+		data := sideEffectsData{page: h.page(v, "Reading this queue has side effects"), Queue: queue, SideEffects: t.SideEffects, Page: page, Query: query}
 		h.render(v.w, http.StatusConflict, "terms", data)
 		return nil
 	}
@@ -558,7 +597,7 @@ type sideEffectsData struct {
 	Query       template.URL
 }
 
-// failed is an error of the desk as an answer.
+// failed turns an error of the desk into a page.
 func (h *Handler) failed(err error) *refusal {
 	var none *desk.NoMessageError
 	var own *refusal
@@ -566,15 +605,15 @@ func (h *Handler) failed(err error) *refusal {
 	case errors.As(err, &own):
 		return own
 	case errors.As(err, &none):
-		return &refusal{http.StatusNotFound, "The message isn't there", "It was replayed or discarded, or a consumer has it. Go back, and read the list again.", err}
+		return &refusal{http.StatusNotFound, "Message not found", "It was replayed or discarded, or a consumer holds it. Go back and refresh the list.", err}
 	case errors.Is(err, client.ErrNotFound):
-		return &refusal{status: http.StatusNotFound, title: "There is no such queue", err: err}
+		return &refusal{status: http.StatusNotFound, title: "Queue not found", err: err}
 	case errors.As(err, new(*argument.Error)):
-		return &refusal{status: http.StatusBadRequest, title: "This can't be asked", err: err}
+		return &refusal{status: http.StatusBadRequest, title: "Invalid request", err: err}
 	case errors.Is(err, errIdle), errors.Is(err, context.Canceled), errors.Is(err, errStopped):
-		return &refusal{http.StatusServiceUnavailable, "Interrupted", "Load the page again.", err}
+		return &refusal{http.StatusServiceUnavailable, "Interrupted", "Reload the page.", err}
 	}
-	return &refusal{status: http.StatusBadGateway, title: "The broker didn't answer as it should", err: err}
+	return &refusal{status: http.StatusBadGateway, title: "The broker returned an error", err: err}
 }
 
 // shown is what is kept of a message.
@@ -624,7 +663,7 @@ func showKey(queue, id string) string { return "show " + string(query("in", queu
 func (h *Handler) deadLetter(v *visit, path string) (s *shown, k *peek, done bool, no *refusal) {
 	queue, id := v.form.Get("in"), v.form.Get("id")
 	if queue == "" || len(queue) > 255 || id == "" || len(id) > 1000 {
-		return nil, nil, false, refuse(http.StatusBadRequest, "No message is named", "Begin at the overview.")
+		return nil, nil, false, refuse(http.StatusBadRequest, "No message is named", "Start from the overview.")
 	}
 	here := query("in", queue, "id", id)
 	if v.form.Get("again") != "" {
@@ -661,7 +700,7 @@ func (h *Handler) showDeadLetter(v *visit, path string, body bool) *refusal {
 	}
 	queue := v.form.Get("in")
 	if body {
-		h.log.Info("hopback desk: a body is shown", "action", ActionBody, "who", v.who, "queue", queue, "id", s.ID, "messages", 1)
+		h.log.Info("hopback desk: body shown", "action", ActionBody, "who", v.who, "queue", queue, "id", s.ID, "messages", 1)
 	}
 	state := h.peeks.state(k)
 	data := messageData{
@@ -669,6 +708,7 @@ func (h *Handler) showDeadLetter(v *visit, path string, body bool) *refusal {
 		Line: errorLine(s.Error, s.ErrorType, string(s.Reason)), Here: query("in", queue, "id", v.form.Get("id")), Back: query("in", queue, "group", s.Group),
 		Whole: s.whole, Kept: h.peeks.rawOf(k) != nil || s.whole == 0, Shown: len(s.Body),
 	}
+	data.History = historyOf(&s.DeadLetter)
 	data.Order = h.order(k, state, &data.page)
 	h.render(v.w, http.StatusOK, "message", data)
 	return nil
@@ -688,6 +728,7 @@ type messageData struct {
 	Shown      int
 	Whole      int
 	Kept       bool // for a download
+	History    historyView
 	Order      order
 }
 
@@ -699,19 +740,19 @@ func (h *Handler) download(v *visit) *refusal {
 	}
 	raw := h.peeks.rawOf(k)
 	if s.whole > maxRaw || s.whole < 0 {
-		return refuse(http.StatusUnprocessableEntity, "Not from here", "The body is larger than 64 MiB, or has AMQP types. Use hopback dead export.")
+		return refuse(http.StatusUnprocessableEntity, "This body can't be downloaded", "It is larger than 64 MiB, or has AMQP types. Use hopback dlq export.")
 	}
 	if raw == nil && s.whole > 0 {
-		// It was dropped for others. It is read again.
+		// It was dropped to make room for others, so read it again.
 		h.peeks.forget(k.queue, k.key)
 		if s, k, done, no = h.deadLetter(v, "download"); done || no != nil {
 			return no
 		}
 		if raw = h.peeks.rawOf(k); raw == nil && s.whole > 0 {
-			return refuse(http.StatusServiceUnavailable, "Too much at a time", "Try again in a moment.")
+			return refuse(http.StatusServiceUnavailable, "Too many scans", "Try again in a moment.")
 		}
 	}
-	h.log.Info("hopback desk: a body is downloaded", "action", ActionBody, "who", v.who, "queue", k.queue, "id", s.ID, "messages", 1, "bytes", len(raw))
+	h.log.Info("hopback desk: body downloaded", "action", ActionBody, "who", v.who, "queue", k.queue, "id", s.ID, "messages", 1, "bytes", len(raw))
 	header := v.w.Header()
 	header.Set("Content-Type", "application/octet-stream")
 	header.Set("Content-Disposition", `attachment; filename="body-`+s.ID+`.bin"`)
@@ -734,18 +775,18 @@ func (h *Handler) editForm(v *visit) *refusal {
 	raw := h.peeks.rawOf(k)
 	switch {
 	case s.Unreadable != "":
-		return refuse(http.StatusUnprocessableEntity, "Not this message", "It can't be decoded, so it can't be replayed. It can be exported and discarded.")
+		return refuse(http.StatusUnprocessableEntity, "This message can't be edited", "It can't be decoded, so it can't be replayed. You can export or discard it.")
 	case s.BodyForm != "json" && s.BodyForm != "text" || s.whole < 0:
 		data.Why = "The body isn't text, so it can't be edited here."
 	case s.whole > maxEdit || raw == nil && s.whole > 0:
 		data.Why = "The body is larger than 256 KiB, so it can't be edited here."
 	case bytes.ContainsRune(raw, '\r'):
-		data.Why = "The body has carriage returns, which a browser would change, so it can't be edited here."
+		data.Why = "The body contains carriage returns, which a browser would change, so it can't be edited here."
 	case clean(string(raw)) != string(raw):
-		data.Why = "The body has characters that can't be seen, so it can't be edited here."
+		data.Why = "The body has invisible characters, so it can't be edited here."
 	default:
 		data.Body = string(raw)
-		h.log.Info("hopback desk: a body is shown", "action", ActionEdit, "who", v.who, "queue", queue, "id", s.ID, "messages", 1)
+		h.log.Info("hopback desk: body shown", "action", ActionEdit, "who", v.who, "queue", queue, "id", s.ID, "messages", 1)
 	}
 	for _, f := range s.Fields {
 		if f.Name == "Application properties" {
@@ -792,13 +833,11 @@ func (h *Handler) runView(r *run) runView {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	name := r.name()
+	_, name, _ = strings.Cut(name, " ") // without its article
 	w := runView{
-		ID: r.id, Name: strings.ToUpper(name[2:3]) + name[3:], Who: r.who, Queue: r.sel.Queue, Words: r.sel.Words, Back: r.sel.Back, Verb: string(r.verb), Dry: r.dry,
-		Over: !r.ended.IsZero(), Stopped: r.err != nil && (errors.Is(r.err, errStopped) || errors.Is(r.err, context.Canceled)), Began: r.began, Ended: r.ended, File: r.file,
+		ID: r.id, Name: strings.ToUpper(name[:1]) + name[1:], Who: r.who, Queue: r.sel.Queue, Words: r.sel.Words, Back: r.sel.Back, Verb: string(r.verb), Dry: r.dry,
+		Over: !r.ended.IsZero(), Stopped: r.err != nil && isStopped(r.err), Began: r.began, Ended: r.ended, File: r.file,
 		Replay: r.replayed, Discard: r.discard,
-	}
-	if strings.HasPrefix(name, "the ") {
-		w.Name = "Edit"
 	}
 	w.Failed = r.err != nil && !w.Stopped
 	if w.Failed {
@@ -853,7 +892,7 @@ func (h *Handler) runView(r *run) runView {
 	return w
 }
 
-// runsFor returns the runs of queues that a person may view, the latest first.
+// runsFor returns the runs on queues that the visitor may view, the latest first.
 func (h *Handler) runsFor(v *visit) []*run {
 	return slices.DeleteFunc(h.runs.list(), func(r *run) bool { return !h.sees(v, r.sel.Queue) })
 }
@@ -880,6 +919,7 @@ func (h *Handler) runPage(v *visit) *refusal {
 	if no != nil {
 		return no
 	}
+	v.shows = r.id
 	view := h.runView(r)
 	data := runData{page: h.page(v, view.Name), Run: view}
 	if !view.Over {
@@ -898,5 +938,5 @@ func (h *Handler) namedRun(id string) (*run, *refusal) {
 	if r := h.runs.find(id); r != nil {
 		return r, nil
 	}
-	return nil, refuse(http.StatusNotFound, "There is no such run", "The last 100 are remembered, until the server of this page ends.")
+	return nil, refuse(http.StatusNotFound, "Run not found", "The page remembers the last 100 runs, until its server stops.")
 }

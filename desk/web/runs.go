@@ -18,12 +18,12 @@ import (
 )
 
 const (
-	// maxRuns bounds the runs that are under way, and maxKept those that are remembered.
+	// maxRuns bounds the runs in progress, and maxKept those that are kept.
 	maxRuns = 8
 	maxKept = 100
 )
 
-// runs are the dry runs, replays, edits and discards that are under way or ended lately.
+// runs are the dry runs, replays, edits, and discards in progress, and those that finished lately.
 type runs struct {
 	mu  sync.Mutex
 	all []*run // oldest first
@@ -50,15 +50,17 @@ type selection struct {
 
 // run is a dry run, a replay, an edit or a discard.
 type run struct {
-	id     string
-	verb   verb
-	dry    bool
-	who    string
-	sel    selection
-	replay desk.ReplayConfig // for replays and edits
-	edit   func(*desk.Edit) error
-	rate   float64
-	most   uint64
+	id   string
+	verb verb
+	dry  bool
+	who  string
+	// browser is the token of the person's browser.
+	browser string
+	sel     selection
+	replay  desk.ReplayConfig // for replays and edits
+	edit    func(*desk.Edit) error
+	rate    float64
+	most    uint64
 
 	began  time.Time
 	cancel context.CancelCauseFunc
@@ -73,6 +75,7 @@ type run struct {
 	discard  *desk.DiscardReport
 	file     string
 	err      error
+	noticed  noticed
 }
 
 // action is what an authorizer is asked for.
@@ -100,7 +103,7 @@ func (h *Handler) begin(r *run) *refusal {
 		}
 	}
 	if open >= maxRuns {
-		return refuse(http.StatusServiceUnavailable, "Too many runs", fmt.Sprintf("%d runs are under way. Stop one, or wait until one has ended.", open))
+		return refuse(http.StatusServiceUnavailable, "Too many runs", fmt.Sprintf("%d runs are in progress. Stop one, or wait until one has finished.", open))
 	}
 	r.id, r.began, r.waiting = strings.ToLower(rand.Text()[:10]), time.Now(), true
 	if r.replay.ID == "" {
@@ -116,9 +119,9 @@ func (h *Handler) begin(r *run) *refusal {
 		args := r.logged()
 		r.mu.Unlock()
 		if err != nil && !errors.Is(err, errStopped) {
-			h.log.Warn("hopback desk: ended", append(args, "error", err)...)
+			h.log.Warn("hopback desk: run failed", append(args, "error", err)...)
 		} else {
-			h.log.Info("hopback desk: ended", args...)
+			h.log.Info("hopback desk: run finished", args...)
 		}
 	})
 	if !ok {
@@ -138,7 +141,7 @@ func (h *Handler) begin(r *run) *refusal {
 func (r *run) logged() []any {
 	args := []any{"action", r.action(), "who", r.who, "run", r.id, "queue", r.sel.Queue, "took", r.ended.Sub(r.began).Round(time.Millisecond)}
 	if p := r.replayed; p != nil {
-		args = append(args, "replay", p.ID, "matched", p.Matched, "replayed", p.Replayed, "failed", p.Failed, "unsure", p.Unknown)
+		args = append(args, "replay", p.ID, "matched", p.Matched, "replayed", p.Replayed, "failed", p.Failed, "unknown", p.Unknown)
 	}
 	if p := r.discard; p != nil {
 		args = append(args, "matched", p.Matched, "discarded", p.Discarded, "file", r.file)
@@ -192,7 +195,7 @@ func (h *Handler) carryOut(ctx context.Context, r *run) error {
 	return err
 }
 
-var errGone = errors.New("the message isn't in the queue any more: somebody has replayed or discarded it")
+var errGone = errors.New("the message is no longer in the queue: somebody has replayed or discarded it")
 
 // single makes sure that an edit is of one message.
 func (h *Handler) single(ctx context.Context, r *run) error {
@@ -273,7 +276,7 @@ func (r *run) name() string {
 	case r.dry:
 		return "a dry run"
 	case r.verb == verbEdit:
-		return "the replay of an edited message"
+		return "an edit"
 	}
 	return "a " + string(r.verb)
 }

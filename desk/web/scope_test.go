@@ -30,9 +30,9 @@ func TestQueuesThatAreNotListedAreOutOfReach(t *testing.T) {
 		assert.NotContains(t, a.text, "o-1", path)
 	}
 	for path, form := range map[string]url.Values{
-		"dry-run": {"in": {"orders.dead"}, "do": {"replay all"}},
-		"mend":    {"in": {"orders.dead"}, "id": {"o-1"}, "set": {"a=b"}},
-		"look":    {"page": {"messages"}, "query": {"in=orders.dead"}, "accept": {"x"}},
+		"dry-run":       {"in": {"orders.dead"}, "do": {"replay all"}},
+		"replay-edited": {"in": {"orders.dead"}, "id": {"o-1"}, "set": {"a=b"}},
+		"accept":        {"page": {"messages"}, "query": {"in=orders.dead"}, "accept": {"x"}},
 	} {
 		form["token"] = []string{token}
 		assert.Equal(t, http.StatusNotFound, b.do(http.MethodPost, path, form).status, path)

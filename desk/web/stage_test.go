@@ -42,7 +42,7 @@ type stage struct {
 	prefix  string
 }
 
-const testPatience = 20 * time.Second
+const testPatience = time.Minute
 
 func newStage(t *testing.T, cfg Config, versions ...string) *stage {
 	return stageUnder(t, cfg, "/", versions...)
@@ -131,18 +131,30 @@ func (s *stage) die(queue string, deadLetters ...deadLetter) {
 			m.Properties.ContentType = &l.kind
 		}
 	}))
+	s.work(queue, len(deadLetters), func(id string) error { return fails[id] })
+}
+
+// fail has n messages of the queue fail.
+func (s *stage) fail(queue string, err error, n int) {
+	s.t.Helper()
+	s.work(queue, n, func(string) error { return err })
+}
+
+// work handles messages until n of them are dead-lettered.
+func (s *stage) work(queue string, n int, handle func(id string) error) {
+	s.t.Helper()
 	before := s.broker.Queue(queue + ".dead").Counts().Ready
 	ctx, stop := context.WithCancel(s.t.Context())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- s.conn.Consume(ctx, queue, retry.With(policyOfTests)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 			id, _ := d.Message().Properties.MessageID.(string)
-			return fails[id]
+			return handle(id)
 		})), client.ConsumerConfig{})
 	}()
 	waiting, cancel := context.WithTimeout(s.t.Context(), testPatience)
 	defer cancel()
-	require.NoError(s.t, s.broker.Queue(queue+".dead").Await(waiting, func(c hopbacktest.Counts) bool { return c.Ready == before+len(deadLetters) }))
+	require.NoError(s.t, s.broker.Queue(queue+".dead").Await(waiting, func(c hopbacktest.Counts) bool { return c.Ready >= before+n }))
 	stop()
 	require.NoError(s.t, <-ended)
 }

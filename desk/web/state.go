@@ -12,19 +12,19 @@ import (
 	"github.com/hopback/hopback/desk"
 )
 
-// queueLocks let one walk at a time into a queue: of two, each would see a part.
+// queueLocks let one scan at a time read a queue: of two, each would see only a part.
 type queueLocks struct {
 	mu  sync.Mutex
 	all map[string]*queueLock
 }
 
 type queueLock struct {
-	free   chan struct{} // has one while nobody has the lock
+	free   chan struct{} // has one element while the lock is free
 	holder string
-	users  int // who has it or waits for it
+	users  int // that have the lock or wait for it
 }
 
-// acquire waits for the queue. holder says what for, to those who wait meanwhile.
+// acquire waits for the queue. holder is the purpose, which pages that wait for it show.
 func (q *queueLocks) acquire(ctx context.Context, queue, holder string) (release func(), err error) {
 	q.mu.Lock()
 	if q.all == nil {
@@ -81,24 +81,24 @@ func (q *queueLocks) holder(queue string) string {
 }
 
 const (
-	// countsFresh is how long counts are shown for. However many pages are open, the broker
-	// is asked no more often.
+	// countsFresh is how long counts are shown. The broker isn't asked more often, even if many
+	// pages are open.
 	countsFresh = 2 * time.Second
-	// askLimit bounds a question to the broker that reads no message.
+	// askLimit bounds a request to the broker that reads no message.
 	askLimit = 5 * time.Second
 )
 
-// counts are the queues' counts, without a look at a message.
+// counts are the queues' counts and the broker's alarms, without reading a message.
 type counts struct {
 	mu     sync.Mutex
-	last   []desk.QueueSurvey
+	last   desk.Survey
 	at     time.Time
 	err    error
 	asking chan struct{} // closed when the answer is there
 }
 
-// get returns the latest counts and when they were asked for. After an error they are old.
-func (c *counts) get(ctx context.Context, h *Handler) ([]desk.QueueSurvey, time.Time, error) {
+// get returns the latest counts and when they were requested. After an error they are old.
+func (c *counts) get(ctx context.Context, h *Handler) (desk.Survey, time.Time, error) {
 	c.mu.Lock()
 	if time.Since(c.at) < countsFresh {
 		defer c.mu.Unlock()
@@ -114,38 +114,38 @@ func (c *counts) get(ctx context.Context, h *Handler) ([]desk.QueueSurvey, time.
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if c.at, c.err = time.Now(), err; err == nil {
-				c.last = s.Queues
+				c.last = s
 			}
 			c.asking = nil
 			close(asking)
 		})
 		if !ok {
 			c.mu.Unlock()
-			return nil, time.Time{}, errEnding
+			return desk.Survey{}, time.Time{}, errEnding
 		}
 		c.asking = asking
 	}
-	known := c.last != nil
+	known := c.last.Queues != nil
 	c.mu.Unlock()
 	wait := time.NewTimer(patience)
 	defer wait.Stop()
 	var enough <-chan time.Time
-	if known { // the old ones are better than none
+	if known { // old counts are better than none
 		enough = wait.C
 	}
 	select {
 	case <-asking:
 	case <-enough:
 	case <-ctx.Done():
-		return nil, time.Time{}, context.Cause(ctx)
+		return desk.Survey{}, time.Time{}, context.Cause(ctx)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.last, c.at, c.err
 }
 
-// there returns an error if the broker doesn't answer, or if looking into the queue is
-// refused. Without it a walk waits for a broker that is away.
+// there returns an error if the broker doesn't answer, or if reading the queue is refused.
+// Without it a scan waits for a broker that is down.
 func (h *Handler) there(ctx context.Context, queue string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askLimit, errSilent)
 	defer cancel()
@@ -156,9 +156,9 @@ func (h *Handler) there(ctx context.Context, queue string) error {
 	return err
 }
 
-var errSilent = errors.New("the broker didn't answer within 5 s; it may be away, and the page connects again by itself")
+var errSilent = errors.New("the broker didn't answer within 5 s: it may be down, or have a memory or disk alarm; the page reconnects automatically")
 
-// surveyor counts the dead by group, one survey at a time, and keeps the last one.
+// surveyor counts dead letters by group, one survey at a time, and keeps the last result.
 type surveyor struct {
 	mu      sync.Mutex
 	running *surveying
@@ -166,12 +166,12 @@ type surveyor struct {
 	stale   bool // something has been replayed or discarded since
 }
 
-// surveying is a survey under way.
+// surveying is a survey that is running.
 type surveying struct {
 	who    string
 	began  time.Time
 	cancel context.CancelCauseFunc
-	queue  string // that is looked into
+	queue  string // being read
 	seen   uint64
 	of     uint64
 }
@@ -187,7 +187,7 @@ type surveyed struct {
 	err    error // why it ended early
 }
 
-// fewQueues is up to how many queues a survey looks into that seem to be empty.
+// fewQueues is up to how many dead-letter queues a survey also reads those that seem to be empty.
 const fewQueues = 20
 
 // maxGroups bounds the groups that are kept.
@@ -195,7 +195,7 @@ const maxGroups = 1000
 
 var errStopped = errors.New("stopped")
 
-// start begins a survey, unless there is one under way.
+// start starts a survey, unless one is running.
 func (s *surveyor) start(h *Handler, who string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,7 +211,7 @@ func (s *surveyor) start(h *Handler, who string) bool {
 		defer s.mu.Unlock()
 		s.running = nil
 		if result.err != nil && s.last != nil && errors.Is(result.err, errStopped) {
-			s.last.err = result.err // the last whole one is better than a part
+			s.last.err = result.err // the last complete one is better than a part
 			return
 		}
 		s.last = result
@@ -244,7 +244,7 @@ func (s *surveyor) run(ctx context.Context, h *Handler, now *surveying) *surveye
 	var before uint64
 	for _, q := range all.Queues {
 		// The counts of the HTTP API are some seconds old, and those of a new queue aren't
-		// there yet. Where there are few queues, the empty ones are looked into, too.
+		// there yet. If there are few queues, the empty ones are read, too.
 		if !isDead(q) || deadIn(q) == 0 && dead > fewQueues {
 			continue
 		}
@@ -337,32 +337,32 @@ func (s *surveyor) stop() bool {
 	return true
 }
 
-func isDead(q desk.QueueSurvey) bool { return q.Role == "dead" || q.Role == "parking" }
+func isDead(q desk.QueueSurvey) bool { return q.Role == "dead-letter" || q.Role == "parking" }
 
-// deadIn is how many dead letters a queue has, those included that a look or a replay
-// holds.
+// deadIn is how many dead letters a queue has, including those that a scan or a replay has
+// not yet acknowledged or returned.
 func deadIn(q desk.QueueSurvey) uint64 { return q.Messages + q.Unacknowledged }
 
 const (
-	// patience is how long a request waits for a look before it answers with the progress.
+	// patience is how long a request waits for a scan before it answers with the progress.
 	patience = 1500 * time.Millisecond
-	// orderPatience is how long a request waits, once its look has found what it shows, for
-	// the queue to be in order again. Mostly it takes no time.
+	// orderPatience is how long a request waits, once its scan has found what it shows, for
+	// the queue to be in order again. Usually that takes no time.
 	orderPatience = 300 * time.Millisecond
-	// peekIdle is how long a scan continues that nobody asks for any more, while it hasn't found
+	// peekIdle is how long a scan continues after the last request for it, if it hasn't found
 	// what it shows.
 	peekIdle = 20 * time.Second
-	// peekFresh is how long the result of a look is shown for; that of one that took long is
-	// shown for longer.
+	// peekFresh is how long the result of a scan is shown; that of a long scan is shown for
+	// longer.
 	peekFresh = time.Minute
 	maxPeeks  = 64 // that are kept
-	maxOpen   = 16 // that are under way
+	maxOpen   = 16 // that are running
 	// maxRaw bounds the whole bodies that are kept for downloads, in bytes.
 	maxRaw = 64 << 20
 )
 
-// peeks are walks that read for a page: a list, or one message. A page doesn't wait for
-// long. It is shown the progress, and asks again.
+// peeks are scans for a page: a list, or one message. A page doesn't wait for long. It shows
+// the progress, and reloads itself.
 type peeks struct {
 	mu  sync.Mutex
 	all map[string]*peek
@@ -379,7 +379,7 @@ type peek struct {
 	held     bool // it has the queue
 	progress desk.Progress
 
-	// The mutex of looks guards these. raw may be dropped later.
+	// The mutex of peeks guards these. raw may be dropped later.
 	peekResult
 	there chan struct{} // closed when there is something to show
 	early bool          // it was there before the end
@@ -388,20 +388,20 @@ type peek struct {
 	old   *time.Timer
 }
 
-var errIdle = errors.New("nobody waits for it any more")
+var errIdle = errors.New("no page waits for it anymore")
 
-// peekResult is what a look has found.
+// peekResult is what a scan has found.
 type peekResult struct {
 	value any
 	raw   []byte
 }
 
-// reader reads for a look. It calls found as soon as it has what is wanted, unless it
+// reader reads for a page. It calls found as soon as it has what the page needs, unless it
 // fails. It returns when the queue is in order again.
 type reader func(ctx context.Context, found func(peekResult), notify func(desk.Progress)) (peekResult, error)
 
-// get returns the look of that key. It begins one if there is none, and waits a moment for
-// what it finds.
+// get returns the scan of that key. It starts one if there is none, and waits a moment for
+// its result.
 func (l *peeks) get(h *Handler, v *visit, key, queue string, read reader) (*peek, *refusal) {
 	l.mu.Lock()
 	if l.all == nil {
@@ -420,7 +420,7 @@ func (l *peeks) get(h *Handler, v *visit, key, queue string, read reader) (*peek
 			return nil, no
 		}
 	}
-	if !k.early { // what puts a queue in order goes on
+	if !k.early { // restoring the order isn't interrupted
 		k.idle.Reset(peekIdle)
 	}
 	l.mu.Unlock()
@@ -455,7 +455,7 @@ func (l *peeks) room() *refusal {
 		}
 	}
 	if open >= maxOpen {
-		return refuse(http.StatusServiceUnavailable, "Too much at a time", "Many queues are being read for other pages. Try again in a moment.")
+		return refuse(http.StatusServiceUnavailable, "Too many scans", "Too many queues are being read for other pages. Try again in a moment.")
 	}
 	if len(l.all) >= maxPeeks && oldest != nil {
 		l.drop(oldest)
@@ -470,7 +470,7 @@ func (l *peeks) begin(h *Handler, key, queue string, read reader) *peek {
 	ok := h.spawn(func() {
 		defer cancel(nil)
 		var result peekResult
-		release, err := h.queues.acquire(ctx, queue, "another look")
+		release, err := h.queues.acquire(ctx, queue, "another page")
 		if err == nil {
 			k.mu.Lock()
 			k.held = true
@@ -479,7 +479,7 @@ func (l *peeks) begin(h *Handler, key, queue string, read reader) *peek {
 		}
 		if err == nil {
 			result, err = read(ctx, func(r peekResult) {
-				h.queues.rename(queue, "another look, which puts it back in order")
+				h.queues.rename(queue, "another page, which is restoring its order")
 				l.found(k, r)
 			}, func(p desk.Progress) {
 				k.mu.Lock()
@@ -528,8 +528,8 @@ func (l *peeks) begin(h *Handler, key, queue string, read reader) *peek {
 	return k
 }
 
-// found keeps what a look has found. The look goes on, whether anybody asks for it or not:
-// if it ended now, the queue would be out of order.
+// found keeps what a scan has found. The scan continues, even if no page asks for it: if it
+// stopped now, the queue would be out of order.
 func (l *peeks) found(k *peek, r peekResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -539,17 +539,17 @@ func (l *peeks) found(k *peek, r peekResult) {
 	l.boundRaw(k)
 }
 
-// peekShown is what a page shows of a look.
+// peekShown is what a page shows of a scan.
 type peekShown struct {
 	value any
 	there bool
-	early bool // it was there before the look had ended
+	early bool // it was there before the scan had ended
 	over  bool
 	at    time.Time
 	err   error
 }
 
-// state is what there is of a look.
+// state returns the result of a scan so far.
 func (l *peeks) state(k *peek) peekShown {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -617,7 +617,7 @@ func (l *peeks) clear() {
 	}
 }
 
-// over reports whether the look has ended.
+// over reports whether the scan has ended.
 func (k *peek) over() bool {
 	select {
 	case <-k.done:
@@ -627,7 +627,7 @@ func (k *peek) over() bool {
 	}
 }
 
-// now is how far the look is, and whether it has the queue.
+// now is the scan's progress, and whether it has the queue.
 func (k *peek) now() (p desk.Progress, held bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

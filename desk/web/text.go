@@ -21,11 +21,11 @@ func (h *Handler) funcs() template.FuncMap {
 	return template.FuncMap{
 		"n": number, "text": clean, "line": func(s string) string { return clean(cutAt(s, 300)) }, "when": when, "iso": iso, "ago": ago, "took": took, "size": size, "rate": rate,
 		"file":  func(name string) string { return name + "?v=" + h.static[name].version },
-		"plain": plainError, "many": many, "add": func(a, b int) int { return a + b },
+		"plain": plainError, "many": many, "published": publishedTo, "pair": func(a, b string) [2]string { return [2]string{a, b} }, "add": func(a, b int) int { return a + b }, "has": strings.Contains,
 	}
 }
 
-// number is n with thin groups of three.
+// number is v in digits, in groups of three.
 func number(v any) string {
 	var s string
 	switch v := v.(type) {
@@ -53,8 +53,8 @@ func many(v any, one string) string {
 	return s + " " + one + "s"
 }
 
-// clean shows a text as it is, but for what would steer how it is shown: control
-// characters, and those that turn its direction.
+// clean replaces the characters of a text that would change how it is displayed: control
+// characters, and those that reverse the direction of writing.
 func clean(s string) string {
 	if utf8.ValidString(s) && !strings.ContainsFunc(s, unsafe) {
 		return s
@@ -79,10 +79,10 @@ func unsafe(r rune) bool {
 	return r != '\n' && r != '\t' && (unicode.Is(unicode.C, r) || r == '\u2028' || r == '\u2029')
 }
 
-// short bounds a text that a message brings, for what is kept of it.
+// short cuts a text of a message to the length that is kept.
 func short(s string) string { return cutAt(s, 500) }
 
-// cutAt is at most n bytes of s.
+// cutAt is s, cut to n bytes at most.
 func cutAt(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -93,7 +93,7 @@ func cutAt(s string, n int) string {
 	return s[:n] + "…"
 }
 
-// fit is at most n characters of s.
+// fit is s, cut to n characters at most.
 func fit(s string, n int) string {
 	r := []rune(clean(s))
 	if len(r) <= n {
@@ -121,7 +121,7 @@ func ago(t time.Time) string {
 	case d < -time.Minute:
 		return "in the future"
 	case d < 10*time.Second:
-		return "now"
+		return "just now"
 	case d < time.Minute:
 		return fmt.Sprintf("%d s ago", int(d.Seconds()))
 	case d < time.Hour:
@@ -170,8 +170,8 @@ func plainError(err error) string {
 	return clean(cutAt(strings.ReplaceAll(err.Error(), "hopback: ", ""), 2000))
 }
 
-// query is the part of a link behind the question mark, of pairs. Empty values are left out.
-// Their escaping makes them safe.
+// query is the part of a link after the question mark, made of pairs, without those whose value
+// is empty. Escaping makes it safe.
 func query(pairs ...string) template.URL {
 	v := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -182,17 +182,16 @@ func query(pairs ...string) template.URL {
 	return template.URL(v.Encode())
 }
 
-// errorLine is an error's text as people read it: that is the message. Its type stands
-// beside it.
+// errorLine is the text of an error for people. The page shows the error's type next to it.
 func errorLine(text, kind, reason string) string {
-	return cmp.Or(text, kind, reason, "no reason is known")
+	return cmp.Or(text, kind, reason, "unknown error")
 }
 
 func trimGroup(g *desk.Group) { g.ErrorType, g.Queue = short(g.ErrorType), short(g.Queue) }
 
 func trimQueue(q *desk.QueueSurvey) { q.Unread = cutAt(q.Unread, 2000) }
 
-// trimSummary bounds what is kept of a message: its sender may have written megabytes.
+// trimSummary cuts the texts of a summary: the message's sender may have written megabytes.
 func trimSummary(s *desk.Summary) {
 	for _, p := range []*string{&s.MessageID, &s.Queue, &s.Error, &s.ErrorType, &s.Exchange, &s.RoutingKey, &s.Worker, &s.ContentType, &s.Unreadable} {
 		*p = strings.Clone(cutAt(*p, 2000))
@@ -202,7 +201,7 @@ func trimSummary(s *desk.Summary) {
 	}
 }
 
-// maxSection bounds what is shown of a message's properties and annotations.
+// maxSection is how much of a message's properties and annotations is shown.
 const maxSection = 64 << 10
 
 func trimDeadLetter(l *desk.DeadLetter) {
@@ -215,19 +214,16 @@ func trimDeadLetter(l *desk.DeadLetter) {
 	if len(l.Body) > maxShown {
 		l.Body, l.BodyCut = strings.Clone(strings.TrimSuffix(cutAt(l.Body, maxShown), "…")), true
 	}
-	for i := range l.History {
+	for i := range l.History { // package desk bounds their number
 		h := &l.History[i]
 		h.Queue, h.Reason, h.Text = short(h.Queue), short(h.Reason), cutAt(h.Text, 2000)
 	}
-	if len(l.History) > 100 {
-		l.History = l.History[len(l.History)-100:]
-	}
 }
 
-// maxShown bounds what is shown of a body. The whole can be downloaded.
+// maxShown bounds what is shown of a body. The whole body can be downloaded.
 const maxShown = 64 << 10
 
-// sideEffects are the caveats of a refusal to look.
+// sideEffects returns the side effects that kept a queue from being read.
 func sideEffects(err error) *desk.SideEffectsError {
 	var t *desk.SideEffectsError
 	errors.As(err, &t)

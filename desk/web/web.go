@@ -19,38 +19,38 @@ import (
 	"github.com/hopback/hopback/desk"
 )
 
-// Config configures a Handler. The zero value is read-only and answers this machine alone.
+// Config configures a Handler. The zero value is read-only and answers only this machine.
 type Config struct {
-	// Title says which broker it is, in the head of every page. It is optional.
+	// Title names the broker at the top of every page. Optional.
 	Title string
-	// Writable allows everything that changes a queue: replays, edits, discards, and looks
-	// whose costs a person has accepted. Authorize is asked for each of them, too.
+	// Writable allows replays, edits, discards, and scans whose side effects a person has
+	// accepted. Authorize decides about each of them, too. Default: read-only.
 	Writable bool
-	// Authorize decides about every request. It returns who asks, which is logged and is
-	// written into replayed messages. An error refuses the request. Its text is logged and
-	// isn't shown. Pages about several queues leave out those for which it refuses
-	// ActionView. Authorize is called concurrently, and can be called several times for a
-	// request. Default: [Loopback].
+	// Authorize decides about every request. It returns the user's name, which is logged and
+	// stored in replayed messages. An error refuses the request; its text is logged, not
+	// shown. Pages about several queues leave out those for which it refuses ActionView.
+	// Authorize is called concurrently, and may be called several times per request.
+	// Default: [Loopback].
 	Authorize func(r *http.Request, a Access) (who string, err error)
-	// DiscardDir is the directory of the files that discarded messages are written to
-	// before they are removed. Without it nothing can be discarded.
+	// DiscardDir is the directory of the files that messages are written to before they are
+	// discarded. Without it nothing can be discarded.
 	DiscardDir string
-	// Queues are the names of the queues that the page shows, reads and changes. No request
+	// Queues are the names of the queues that the page shows, reads, and changes. No request
 	// reaches another queue, except that a replay sends each message to where it failed.
-	// Default: all queues of the virtual host. It is required if the Desk has no HTTP API.
+	// Default: all queues of the virtual host. Required if the Desk has no HTTP API.
 	Queues []string
 	// Logger receives a line for each action. Default: slog.Default().
 	Logger *slog.Logger
 }
 
-// Access is what a request wants to do, and to which queue.
+// Access is what a request asks for.
 type Access struct {
 	Action Action
 	// Queue is the queue that is read or changed. It is empty for pages about all queues,
 	// surveys and their lists of runs, and where a request names no queue.
 	Queue string
-	// Target is the queue that a person named as the destination of a replay. Without it
-	// each message goes back to the queue in which it failed or, if ToExchange is set, to the
+	// Target is the queue that the user named as the destination of a replay. Without it each
+	// message returns to the queue in which it failed or, if ToExchange is set, to the
 	// exchange that it was first published to. A dry run has neither.
 	ToExchange bool
 	Target     string
@@ -61,11 +61,11 @@ type Action string
 
 // The actions. ActionView and ActionBody need no Config.Writable.
 const (
-	// ActionView shows a page. It may look into dead-letter and parking queues.
+	// ActionView shows a page. It may read dead-letter and parking queues.
 	ActionView Action = "view"
 	// ActionBody shows or downloads the body of a message.
 	ActionBody Action = "body"
-	// ActionAccept looks into a queue although that costs something, such as a delivery.
+	// ActionAccept reads a queue although that has a side effect, such as a counted delivery.
 	ActionAccept Action = "accept"
 	// ActionDryRun counts what a replay or a discard would select. It changes nothing.
 	ActionDryRun Action = "dry-run"
@@ -75,16 +75,17 @@ const (
 	ActionEdit Action = "edit"
 	// ActionDiscard discards messages, after they were written to a file.
 	ActionDiscard Action = "discard"
-	// ActionStop stops a run of anybody's.
+	// ActionStop stops any user's run.
 	ActionStop Action = "stop"
+	// ActionWaiting cancels, runs, or reschedules waiting messages by their token.
+	ActionWaiting Action = "waiting"
 )
 
 // changes reports whether the action needs Config.Writable.
 func (a Action) changes() bool { return a != ActionView && a != ActionBody }
 
-// Handler serves the page. It is safe for concurrent use. Its state is in memory: the last
-// survey, what was read in the last minutes, and the runs that are under way or ended
-// lately. All of it is bounded.
+// Handler serves the page. It is safe for concurrent use. Its state is bounded and in memory:
+// the last survey, the results of recent scans, and the latest runs.
 type Handler struct {
 	desk   *desk.Desk
 	cfg    Config
@@ -130,11 +131,11 @@ type file struct {
 // Shutdown in the end.
 func New(d *desk.Desk, cfg Config) (*Handler, error) {
 	if d == nil {
-		return nil, argument.At(argument.Root("d"), argument.CodeMissing, nil, "is nil", "use the Desk that desk.New has returned")
+		return nil, argument.At(argument.Root("d"), argument.CodeMissing, nil, "is nil", "use the Desk that desk.New returned")
 	}
 	if cfg.DiscardDir != "" {
 		if info, err := os.Stat(cfg.DiscardDir); err != nil || !info.IsDir() {
-			return nil, argument.At(argument.Root("Config").Field("DiscardDir"), argument.CodeUnsupported, cfg.DiscardDir, "isn't a directory", "make it, or name another one")
+			return nil, argument.At(argument.Root("Config").Field("DiscardDir"), argument.CodeUnsupported, cfg.DiscardDir, "isn't a directory", "create it, or name another one")
 		}
 	}
 	if cfg.Authorize == nil {
@@ -176,9 +177,9 @@ func New(d *desk.Desk, cfg Config) (*Handler, error) {
 // ServeHTTP serves a page, or carries out an action.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.serve(w, r) }
 
-// Shutdown stops all runs and looks, and waits until they have given their messages back,
-// or until ctx ends. Requests that come later are refused. A replay that was stopped can be
-// continued by its ID.
+// Shutdown stops all runs and scans, and waits until they have returned their messages to the
+// queues, or until ctx ends. Later requests are refused. To resume a replay that was stopped,
+// use its ID.
 func (h *Handler) Shutdown(ctx context.Context) error {
 	h.life.Lock()
 	h.ended = true
@@ -210,4 +211,4 @@ func (h *Handler) spawn(f func()) bool {
 }
 
 // errEnding refuses what comes after Shutdown.
-var errEnding = refuse(http.StatusServiceUnavailable, "This page is ending", "Open it again when its server has been started again.")
+var errEnding = refuse(http.StatusServiceUnavailable, "This page is shutting down", "Open it again after its server has restarted.")

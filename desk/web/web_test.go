@@ -38,6 +38,9 @@ func TestAGroupIsFoundShownAndReplayed(t *testing.T) {
 	group := s.groupOf("score is too high")
 	messages := b.settled("messages?" + string(query("in", "orders.dead", "group", group)))
 	assert.Contains(t, messages.text, "<b>60</b> <span>messages</span>")
+	assert.Contains(t, messages.text, "Error type <code>")
+	assert.NotContains(t, messages.text, "shown as #", "nothing in the text differs")
+	assert.Contains(t, b.settled("messages?"+string(query("in", "orders.dead", "group", s.groupOf("connect to #: timed out")))).text, "shown as #")
 	assert.Contains(t, messages.text, ">o-1<")
 	assert.NotContains(t, messages.text, ">o-0<")
 	second := b.settled(messages.link(t, "messages?group="+group+"&in=orders.dead&skip=50"))
@@ -52,7 +55,7 @@ func TestAGroupIsFoundShownAndReplayed(t *testing.T) {
 	assert.NotContains(t, s.log.String(), "action=body")
 	body := b.settled(message.link(t, "body?"))
 	assert.Contains(t, body.text, "&#34;order&#34;: 1\n")
-	assert.Contains(t, s.log.String(), "a body is shown")
+	assert.Contains(t, s.log.String(), "body shown")
 
 	dry := b.run(b.post("dry-run", url.Values{"in": {"orders.dead"}, "group": {group}, "do": {"replay all"}}))
 	assert.Contains(t, dry.text, "<b>60</b> of 120 messages would be replayed")
@@ -62,7 +65,7 @@ func TestAGroupIsFoundShownAndReplayed(t *testing.T) {
 	assert.Contains(t, done.text, "<b>60</b> messages were replayed")
 	assert.Equal(t, 60, s.broker.Queue("orders.dead").Counts().Ready)
 	assert.Equal(t, 60, s.broker.Queue("orders").Counts().Ready)
-	assert.Regexp(t, `msg="hopback desk: ended" action=replay who=local .*queue=orders.dead .*replayed=60 failed=0`, s.log)
+	assert.Regexp(t, `msg="hopback desk: run finished" action=replay who=local .*queue=orders.dead .*replayed=60 failed=0`, s.log)
 
 	assert.NotContains(t, b.settled("./").text, ">score is too high</a>", "the survey is new")
 	assert.Contains(t, b.settled("messages?"+string(query("in", "orders.dead", "group", group))).text, "No message matches")
@@ -86,8 +89,8 @@ func (s *stage) groupOf(text string) string {
 	return ""
 }
 
-// Ticked messages alone are replayed, to where the form says.
-func TestTickedMessagesAreReplayed(t *testing.T) {
+// Only the selected messages are replayed, to the queue that the form names.
+func TestSelectedMessagesAreReplayed(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, Config{Writable: true})
 	s.orders(10)
@@ -96,7 +99,7 @@ func TestTickedMessagesAreReplayed(t *testing.T) {
 	list, err := s.desk.List(t.Context(), desk.ListConfig{Queue: "orders.dead"})
 	require.NoError(t, err)
 	ids := []string{list.Messages[3].ID, list.Messages[7].ID}
-	dry := b.run(b.post("dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay ticked"}, "id": ids}))
+	dry := b.run(b.post("dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay selected"}, "id": ids}))
 	assert.Contains(t, dry.text, "<b>2</b> of 10 messages would be replayed")
 	plan := dry.at.Query().Get("id")
 	for form, status := range map[string]int{
@@ -112,12 +115,12 @@ func TestTickedMessagesAreReplayed(t *testing.T) {
 	assert.Equal(t, 2, s.broker.Queue("elsewhere").Counts().Ready)
 	assert.Equal(t, 8, s.broker.Queue("orders.dead").Counts().Ready)
 
-	none := b.post("dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay ticked"}})
+	none := b.post("dry-run", url.Values{"in": {"orders.dead"}, "do": {"replay selected"}})
 	assert.Equal(t, http.StatusUnprocessableEntity, none.status)
-	assert.Contains(t, none.text, "Nothing is ticked")
+	assert.Contains(t, none.text, "No message is selected")
 }
 
-// A replay that is under way shows its progress, is stopped, and goes on under the same
+// A replay in progress shows how far it is, is stopped, and is resumed under the same
 // name. What wasn't sent is in the queue all the time.
 func TestAReplayIsStoppedAndGoesOn(t *testing.T) {
 	t.Parallel()
@@ -136,7 +139,7 @@ func TestAReplayIsStoppedAndGoesOn(t *testing.T) {
 	assert.Contains(t, waiting.text, "in use for a replay")
 	assert.Contains(t, b.get("run?id="+id).text, "Stop</button>")
 	stopped := b.run(b.post("stop", url.Values{"run": {id}}))
-	assert.Contains(t, stopped.text, "It was stopped")
+	assert.Contains(t, stopped.text, "Stopped. Messages that")
 	sent := s.broker.Queue("orders").Counts().Ready
 	assert.Less(t, sent, n)
 	// What the replay held comes back a moment after it has ended.
@@ -195,19 +198,19 @@ func TestAMessageIsEdited(t *testing.T) {
 	assert.Contains(t, b.settled("edit?"+string(query("in", "orders.dead", "id", ids["o-2"]))).text, "carriage returns")
 	assert.Contains(t, b.settled("edit?"+string(query("in", "orders.dead", "id", ids["o-3"]))).text, "be edited here")
 
-	same := b.run(b.post("mend", url.Values{"in": {"orders.dead"}, "id": {ids["o-1"]}, "body": {strings.ReplaceAll(bodies["o-1"], "\n", "\r\n")}, "content-type": {"application/json"}}))
+	same := b.run(b.post("replay-edited", url.Values{"in": {"orders.dead"}, "id": {ids["o-1"]}, "body": {strings.ReplaceAll(bodies["o-1"], "\n", "\r\n")}, "content-type": {"application/json"}}))
 	assert.Contains(t, same.text, "the edit changes nothing")
 	assert.Equal(t, 3, s.broker.Queue("orders.dead").Counts().Ready)
-	assert.Equal(t, http.StatusBadRequest, b.post("mend", url.Values{"in": {"orders.dead"}, "id": {ids["o-1"]}, "set": {"=x"}}).status)
+	assert.Equal(t, http.StatusBadRequest, b.post("replay-edited", url.Values{"in": {"orders.dead"}, "id": {ids["o-1"]}, "set": {"=x"}}).status)
 
-	done := b.run(b.post("mend", url.Values{
+	done := b.run(b.post("replay-edited", url.Values{
 		"in": {"orders.dead"}, "id": {ids["o-1"]}, "body": {"{\r\n\"order\": 2}"}, "content-type": {"text/plain"}, "set": {"shop=s2\r\nnew=a=b\r\n"}, "remove": {"old"},
 	}))
 	assert.Contains(t, done.text, "<b>1</b> message was replayed")
-	done = b.run(b.post("mend", url.Values{"in": {"orders.dead"}, "id": {ids["o-3"]}, "content-type": {"application/json"}, "set": {"shop=s3"}}))
+	done = b.run(b.post("replay-edited", url.Values{"in": {"orders.dead"}, "id": {ids["o-3"]}, "content-type": {"application/json"}, "set": {"shop=s3"}}))
 	assert.Contains(t, done.text, "<b>1</b> message was replayed")
-	gone := b.run(b.post("mend", url.Values{"in": {"orders.dead"}, "id": {ids["o-3"]}, "set": {"shop=s3"}}))
-	assert.Contains(t, gone.text, "isn&#39;t in the queue any more")
+	gone := b.run(b.post("replay-edited", url.Values{"in": {"orders.dead"}, "id": {ids["o-3"]}, "set": {"shop=s3"}}))
+	assert.Contains(t, gone.text, "is no longer in the queue")
 
 	got := map[string]*client.Message{}
 	for _, m := range s.take("orders", 2) {
@@ -296,19 +299,19 @@ func TestAPriceIsNamedAndAccepted(t *testing.T) {
 	b := s.browser()
 	no := b.settled("messages?in=orders")
 	assert.Equal(t, http.StatusConflict, no.status)
-	assert.Contains(t, no.text, "counts each look as a delivery")
+	assert.Contains(t, no.text, "counts each scan as a delivery")
 	assert.Contains(t, no.text, `name="accept" value="delivery-limit"`)
-	list := b.post("look", url.Values{"page": {"messages"}, "query": {"in=orders"}, "accept": {"delivery-limit"}})
+	list := b.post("accept", url.Values{"page": {"messages"}, "query": {"in=orders"}, "accept": {"delivery-limit"}})
 	list = b.settled(list.at.String())
 	require.Equal(t, http.StatusOK, list.status, list.text)
 	message := list.link(t, "message?")
 	assert.Equal(t, http.StatusConflict, b.settled(message).status, "each look has its price")
 	_, q, _ := strings.Cut(message, "?")
-	shown := b.post("look", url.Values{"page": {"message"}, "query": {q}, "accept": {"delivery-limit"}})
+	shown := b.post("accept", url.Values{"page": {"message"}, "query": {q}, "accept": {"delivery-limit"}})
 	assert.Equal(t, http.StatusOK, b.settled(shown.at.String()).status)
-	assert.Contains(t, s.log.String(), "costs are accepted")
+	assert.Contains(t, s.log.String(), "side effects accepted")
 	for _, form := range []url.Values{{"page": {"messages"}, "query": {"in=orders"}}, {"page": {"x"}, "query": {"in=orders"}, "accept": {"delivery-limit"}}, {"page": {"message"}, "query": {"%"}, "accept": {"x"}}} {
-		assert.Equal(t, http.StatusBadRequest, b.post("look", form).status)
+		assert.Equal(t, http.StatusBadRequest, b.post("accept", form).status)
 	}
 	quiet := newStage(t, Config{}, "4.0.5")
 	quiet.declare("orders")
@@ -441,7 +444,7 @@ func canceled() context.Context {
 	return ctx
 }
 
-// A broker that is away is told of, and found again.
+// The page reports a broker that is away, and finds it again.
 func TestABrokerThatIsAway(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, Config{})

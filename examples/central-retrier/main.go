@@ -1,13 +1,14 @@
-// Command central-retrier is for teams whose workers can't use hopback: they are in another
-// language, or nobody may change them. All that such a worker does with a message that
-// fails is to reject it.
+// Command central-retrier is for teams whose workers can't use hopback: they are written in
+// another language, or nobody can change them. If a message fails, such a worker only rejects
+// it.
 //
-// The worker here is one: it uses go-amqp alone, and has no retries, delays or counter.
-// retry.Central runs beside it, in a process of its own as a rule, and brings back what it
-// rejects. A worker in Python or Node sees the same; it calls nack with requeue=false.
+// The worker in this example uses go-amqp, without hopback, and has no retries, delays, or
+// counter. retry.Central runs next to it, usually in a separate process, and retries rejected
+// messages after a delay. A worker in Python or Node works the same way; it calls nack with
+// requeue=false.
 //
-// At a command line it is "hopback retry run": see docs/central-retrier.md. The delays are
-// 100 ms, 200 ms and 400 ms.
+// To do the same on the command line, use "hopback retry run": see docs/central-retrier.md.
+// The delays are 100 ms, 200 ms, and 400 ms.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/central-retrier
 package main
@@ -29,13 +30,13 @@ import (
 
 const (
 	queue  = "central.payments"
-	failed = "central.failed_queue" // where the queue's dead letters go
+	failed = "central.failed_queue" // the queue's dead letters go here
 	dead   = "central.payments.dead"
 )
 
 var delays = []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond}
 
-// policy is for the central retrier. The worker knows nothing of it.
+// policy is for the central retrier. The worker doesn't know it.
 var policy = retry.Policy{
 	MaxRetries: len(delays),
 	Backoff:    retry.Delays(delays...),
@@ -48,7 +49,7 @@ var central = retry.CentralConfig{Queues: []string{queue}}
 func main() { show.Main(example) }
 
 func example(s *show.Stage) {
-	s.Act("A worker that rejects, and the central retrier beside it")
+	s.Act("A worker that rejects, and the central retrier next to it")
 	s.Declare(show.Must(retry.CentralTopology(policy, central, declare.QuorumQueue{Name: queue})))
 	s.Consume(failed, retry.Central(policy, central), client.ConsumerConfig{Prefetch: 1000, NoIsolation: true})
 	w := startWorker(s)
@@ -58,7 +59,7 @@ func example(s *show.Stage) {
 	s.Holds(dead, 2)
 	w.stop()
 
-	s.Act("What became of them")
+	s.Act("The result")
 	early, total := 0, 0
 	for _, p := range []struct {
 		name     string
@@ -66,33 +67,33 @@ func example(s *show.Stage) {
 	}{{"paid", 1}, {"bank down", 3}, {"always down", 4}, {"declined", 1}} {
 		name, at := p.name, w.attempts[p.name]
 		total += len(at)
-		s.Want(len(at) == p.attempts, "the worker had %q %d times: it had it %d times", name, p.attempts, len(at))
+		s.Want(len(at) == p.attempts, "the worker gets %q %d times: it got it %d times", name, p.attempts, len(at))
 		for i := 1; i < len(at); i++ {
 			had := at[i].Sub(at[i-1])
-			s.Say("%-11s  attempt %d: asked for %v, came after %v", name, i+1, delays[i-1], had.Round(time.Millisecond))
-			if had < delays[i-1]-time.Millisecond { // the broker counts whole ones
+			s.Say("%-11s  attempt %d: delay %v, came after %v", name, i+1, delays[i-1], had.Round(time.Millisecond))
+			if had < delays[i-1]-time.Millisecond { // the broker counts whole milliseconds
 				early++
 			}
 		}
 	}
-	s.Want(early == 0, "every retry comes after its delay, but %d", early)
+	s.Want(early == 0, "every retry comes after its delay: %d came early", early)
 	deaths := map[string]retry.DeadLetter{}
 	s.Take(dead, 2, func(m *client.Message) {
 		d := retry.DeadLetterOf(m)
-		s.Say("%-11s  dead: %s after %d retries; %q", m.GetData(), d.Reason, d.Retries, d.Error)
+		s.Say("%-11s  dead-lettered: %s after %d retries; %q", m.GetData(), d.Reason, d.Retries, d.Error)
 		deaths[string(m.GetData())] = d
 	})
 	exhausted, declined := deaths["always down"], deaths["declined"]
-	s.Want(exhausted.Reason == retry.ReasonExhausted && exhausted.Retries == len(delays), "one has used up its retries: %+v", exhausted)
-	s.Want(declined.Reason == retry.ReasonPermanent && declined.Error == errDeclined.Error(), "one was declined, and isn't tried again: %+v", declined)
+	s.Want(exhausted.Reason == retry.ReasonExhausted && exhausted.Retries == len(delays), "one payment has used up its retries: %+v", exhausted)
+	s.Want(declined.Reason == retry.ReasonPermanent && declined.Error == errDeclined.Error(), "one payment was declined, and isn't retried: %+v", declined)
 
-	s.Proven("a worker that only rejects had 4 messages %d times, no retry early; 2 are done, and 2 dead, one after %d retries and one at once, with what the worker said",
+	s.Proven("a worker that only rejects got 4 messages %d times, no retry early; 2 succeeded, and 2 were dead-lettered, one after %d retries and one immediately, with the worker's error",
 		total, exhausted.Retries)
 }
 
 func payment(name string) *client.Message { return client.NewMessage([]byte(name)) }
 
-// worker stands for one in any language.
+// worker stands for a worker in any language.
 type worker struct {
 	stop func()
 	paid chan string
@@ -137,7 +138,7 @@ func startWorker(s *show.Stage) *worker {
 	return w
 }
 
-// work is all that it does.
+// work is the whole worker.
 func (w *worker) work(ctx context.Context, r *amqp.Receiver) {
 	for {
 		m, err := r.Receive(ctx, nil)

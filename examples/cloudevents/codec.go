@@ -1,6 +1,7 @@
-// Package cloudevents is an example of a client.Codec: CloudEvents 1.0 in binary mode, by
-// their AMQP protocol binding. An event's attributes are application properties whose names
-// begin with "cloudEvents:", and its data is the body. Copy it and fit it to your events.
+// Package cloudevents is an example of a client.Codec: CloudEvents 1.0 in binary mode, as their
+// AMQP protocol binding defines it. An event's attributes are application properties whose
+// names start with "cloudEvents:", and its data is the body. Copy the package and adapt it to
+// your events.
 package cloudevents
 
 import (
@@ -14,19 +15,19 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Event is a CloudEvent with data of type T, which is JSON.
+// Event is a CloudEvent with data of type T, encoded as JSON.
 type Event[T any] struct {
-	// ID, Source and Type are required. Source and ID together name one event.
+	// ID, Source, and Type are required. Source and ID together identify an event.
 	ID, Source, Type string
 	Subject          string
 	Time             time.Time
-	// Extensions are further attributes. Their names have lower-case letters and digits.
+	// Extensions are more attributes. Their names consist of lower-case letters and digits.
 	Extensions map[string]string
 	Data       T
 }
 
-// Codec carries values of type Event[T]. An event that lacks what is required isn't sent,
-// and one that is received is undecodable.
+// Codec encodes and decodes values of type Event[T]. It refuses to send an event without the
+// required attributes. A received event without them is undecodable.
 type Codec[T any] struct{}
 
 const (
@@ -35,12 +36,12 @@ const (
 	version     = "1.0"
 )
 
-// Encode writes the event's attributes and its data. The event's ID is the message-id, too,
-// by which duplicates are recognised.
+// Encode writes the event's attributes and its data. It also sets the message-id to the event's
+// ID, so that consumers can recognize duplicates.
 func (Codec[T]) Encode(v any, m *client.Message) error {
 	e, ok := v.(Event[T])
 	if !ok {
-		return fmt.Errorf("the codec carries %T, not %T", e, v)
+		return fmt.Errorf("the codec encodes %T, not %T", e, v)
 	}
 	if err := e.check(); err != nil {
 		return err
@@ -66,7 +67,7 @@ func (Codec[T]) Encode(v any, m *client.Message) error {
 
 func (e Event[T]) check() error {
 	if e.ID == "" || e.Source == "" || e.Type == "" {
-		return errors.New("a CloudEvent needs an ID, a Source and a Type")
+		return errors.New("a CloudEvent needs an ID, a Source, and a Type")
 	}
 	return nil
 }
@@ -75,7 +76,7 @@ func (e Event[T]) check() error {
 func (Codec[T]) Decode(m *client.Message, v any) error {
 	e, ok := v.(*Event[T])
 	if !ok {
-		return fmt.Errorf("the codec carries %T, not %T", *new(Event[T]), v)
+		return fmt.Errorf("the codec decodes %T, not %T", *new(Event[T]), v)
 	}
 	specversion := ""
 	for key, value := range m.ApplicationProperties {
@@ -124,13 +125,13 @@ func (Codec[T]) Decode(m *client.Message, v any) error {
 	return json.Unmarshal(body, &e.Data)
 }
 
-// CheckEncode refuses other types than Event[T].
+// CheckEncode refuses every type except Event[T].
 func (Codec[T]) CheckEncode(t reflect.Type) error {
 	if want := reflect.TypeFor[Event[T]](); t != want {
-		return fmt.Errorf("the codec carries %v", want)
+		return fmt.Errorf("the codec is for %v", want)
 	}
 	return nil
 }
 
-// CheckDecode refuses the same.
+// CheckDecode refuses every type except Event[T].
 func (c Codec[T]) CheckDecode(t reflect.Type) error { return c.CheckEncode(t) }

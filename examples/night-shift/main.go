@@ -1,12 +1,13 @@
-// Command night-shift is for whoever is called at three in the morning: 500 of 2,000
-// orders are in the dead-letter queue. Which, why, and can just those be sent back?
+// Command night-shift is for the engineer on call at three in the morning: 500 of 2,000 orders
+// are in the dead-letter queue. Which ones, why, and can I replay only those?
 //
-// A handler has a bug: it panics at every fourth order, the ones with a coupon. Others fail
-// of a bank that refuses their card, and are dead for good. Package desk groups the dead by
-// where they died, why, and of which error. The handler is mended, the one group is
-// replayed, and all of its orders are paid. The refused ones stay where they are.
+// A handler has a bug: it panics on every fourth order, which has a coupon. Some other orders
+// fail permanently, because the bank refuses the card. Package desk groups the dead letters by
+// queue, reason, and error. After the bug is fixed, the example replays the group of the bug,
+// and all of its orders are paid. The refused orders stay in the dead-letter queue.
 //
-// At a command line it is "hopback dlq survey", and "hopback dlq replay" with the group.
+// To do the same on the command line, use "hopback dlq survey", and "hopback dlq replay" with
+// the group.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/night-shift
 package main
@@ -33,7 +34,7 @@ const (
 	dead    = "night.orders.dead"
 	all     = 2000
 	coupons = 500 // every fourth
-	refused = 20  // every hundredth, but for those with a coupon
+	refused = 20  // every hundredth, except those with a coupon
 )
 
 var policy = retry.Policy{
@@ -58,47 +59,47 @@ func example(s *show.Stage) {
 	s.Declare(show.Must(retry.Topology(policy, declare.QuorumQueue{Name: queue})))
 	send(s)
 	var till till
-	// The worker's log would tell of each of the 520, with the stack. It is turned off here.
+	// The worker would log each of the 520 failures, with the stack. The example turns that off.
 	workers := show.Must(client.Connect(s.Ctx, s.URL, client.Config{Name: "night-shift-worker", Logger: slog.New(slog.DiscardHandler)}))
 	defer func() { _ = workers.Close(s.Ctx) }()
 	stop := work(s, workers, worker(&till, discountWithABug))
 	s.Holds(dead, coupons+refused)
 	s.Holds(queue, 0)
 	stop()
-	s.Say("%d orders are paid, %d are dead", till.paid(), coupons+refused)
-	s.Want(till.paid() == all-coupons-refused, "all others are paid: %d", till.paid())
+	s.Say("%d orders are paid, %d are dead-lettered", till.paid(), coupons+refused)
+	s.Want(till.paid() == all-coupons-refused, "all other orders are paid: %d", till.paid())
 
-	s.Act("03:00: what is dead, and why?")
+	s.Act("03:00: which orders failed, and why?")
 	d := show.Must(desk.New(s.Conn, desk.Config{Names: policy.Names}))
 	survey := show.Must(d.Survey(s.Ctx, desk.SurveyConfig{Queues: []string{dead}}))
 	for _, g := range survey.Groups {
 		s.Say("group %s  %4d  %-9s  %s", g.ID, g.Count, g.Reason, g.Text)
 	}
-	s.Want(len(survey.Groups) == 2, "there are two groups, not %d", len(survey.Groups))
+	s.Want(len(survey.Groups) == 2, "there are two groups: there were %d", len(survey.Groups))
 	bug := survey.Groups[0]
-	s.Want(bug.Count == coupons && bug.Reason == client.ReasonPanicked, "the largest group is that of the bug: %+v", bug)
+	s.Want(bug.Count == coupons && bug.Reason == client.ReasonPanicked, "the largest group is the bug: %+v", bug)
 	deadLetter := show.Must(d.Show(s.Ctx, desk.ShowConfig{Queue: dead, ID: bug.Example}))
-	s.Say("one of them: %s", deadLetter.Error)
+	s.Say("one of the messages: %s", deadLetter.Error)
 	for _, event := range deadLetter.History {
 		s.Say("  %-13s %s %s", event.Kind, event.Queue, event.Reason)
 	}
 
-	s.Act("The handler is mended, and the group is replayed")
+	s.Act("The bug is fixed, and the group is replayed")
 	stop = work(s, workers, worker(&till, discount))
 	defer stop()
 	selected := desk.ReplayConfig{Queue: dead, Filter: desk.Filter{Groups: []string{bug.ID}}, By: "the night shift", DryRun: true}
 	dry := show.Must(d.Replay(s.Ctx, selected))
-	s.Say("dry run: %d of %d would be replayed", dry.Matched, dry.Seen)
+	s.Say("dry run: a replay would send %d of %d", dry.Matched, dry.Seen)
 	selected.DryRun = false
 	report := show.Must(d.Replay(s.Ctx, selected))
 	s.Say("replay %s: %d replayed in %v", report.ID, report.Replayed, report.Took.Round(time.Millisecond))
-	s.Want(report.Replayed == coupons && report.Failed == 0, "all of the group are replayed: %+v", report)
+	s.Want(report.Replayed == coupons && report.Failed == 0, "the whole group is replayed: %+v", report)
 	for till.paid() < all-refused {
-		s.Want(s.Ctx.Err() == nil, "all of them are paid: %d", till.paid())
+		s.Want(s.Ctx.Err() == nil, "all of these orders are paid: %d", till.paid())
 		time.Sleep(20 * time.Millisecond)
 	}
 	s.Holds(dead, refused)
-	s.Proven("%d of %d orders died of a bug, and %d of a refused card; the group of the bug was replayed alone, and all %d are paid, %d of them twice",
+	s.Proven("%d of %d orders failed because of a bug, and %d because of a refused card; only the group of the bug was replayed, and all %d are paid, %d of them twice",
 		coupons, all, refused, till.paid(), till.twice.Load())
 }
 
@@ -129,7 +130,7 @@ func work(s *show.Stage, conn *client.Conn, h client.Handler) (stop func()) {
 	}
 }
 
-// till has what was paid.
+// till has the payments.
 type till struct {
 	orders sync.Map
 	count  atomic.Int64
@@ -159,7 +160,7 @@ func worker(t *till, discount func(order) int) client.Handler {
 
 var discounts = map[string][]int{"SUMMER": {5, 10}}
 
-// discountWithABug doesn't think of coupons that it doesn't know.
+// discountWithABug doesn't expect coupons that it doesn't know.
 func discountWithABug(o order) (percent int) {
 	for _, c := range o.Coupons {
 		percent += discounts[c][o.Number%2]

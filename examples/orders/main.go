@@ -1,10 +1,10 @@
-// Command orders is a shop that keeps its books right while its processes are killed: an
-// HTTP service with a PostgreSQL, an outbox, a worker and an inbox. See README.md.
+// Command orders is a shop whose books stay right while its processes are killed: an HTTP
+// service with PostgreSQL, an outbox, a worker, and an inbox. See README.md.
 //
 //	make orders                                    at the top of the repository
 //	go run ./examples/orders                       the shop, in one process
-//	go run ./examples/orders -torture              with its parts killed, and the books balanced
-//	go run ./examples/orders service|relay|worker  one part, to be run beside others
+//	go run ./examples/orders -torture              kills its parts at random, then checks the books
+//	go run ./examples/orders service|relay|worker  one part, to run next to the others
 //
 // HOPBACK_URL names the broker, HOPBACK_POSTGRES_URL the database.
 package main
@@ -27,12 +27,12 @@ import (
 )
 
 func main() {
-	listen := flag.String("listen", "127.0.0.1:8080", "where the service listens")
-	tortured := flag.Bool("torture", false, "send orders, kill the parts at random, and balance the books")
-	orders := flag.Int("orders", 2000, "how many orders -torture sends")
-	kills := flag.Int("kills", 30, "how many processes -torture kills")
-	flag.StringVar(&shop, "shop", shop, "what the names of the queues begin with")
-	leashed := flag.Bool("leashed", false, "end when the standard input ends")
+	listen := flag.String("listen", "127.0.0.1:8080", "the address of the service")
+	tortured := flag.Bool("torture", false, "send orders, kill the parts at random, and check the books")
+	orders := flag.Int("orders", 2000, "the number of orders that -torture sends")
+	kills := flag.Int("kills", 30, "the number of processes that -torture kills")
+	flag.StringVar(&shop, "shop", shop, "the prefix of all queue names")
+	leashed := flag.Bool("leashed", false, "stop when the standard input ends")
 	flag.Parse()
 	if *leashed {
 		go func() {
@@ -56,7 +56,7 @@ func main() {
 	}
 }
 
-// run runs the parts of the shop: one of them, or all if part is empty.
+// run runs one part of the shop, or all of them if part is empty.
 func run(ctx context.Context, database, broker, listen, part string) error {
 	parts := map[string]func(context.Context, *pgxpool.Pool, *client.Conn) error{
 		"service": func(ctx context.Context, pool *pgxpool.Pool, _ *client.Conn) error { return serve(ctx, pool, listen) },
@@ -66,7 +66,7 @@ func run(ctx context.Context, database, broker, listen, part string) error {
 	if part != "" {
 		only, ok := parts[part]
 		if !ok {
-			return fmt.Errorf("there is no part %q: it is service, relay or worker", part)
+			return fmt.Errorf("there is no part %q; use service, relay, or worker", part)
 		}
 		clear(parts)
 		parts[part] = only
@@ -96,7 +96,7 @@ func run(ctx context.Context, database, broker, listen, part string) error {
 	var errs error
 	for range parts {
 		errs = errors.Join(errs, <-ended)
-		cancel() // one part ends the others
+		cancel() // if one part stops, all stop
 	}
 	return errs
 }

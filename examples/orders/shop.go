@@ -23,7 +23,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// shop is what its queues' names begin with.
+// shop is the prefix of all queue names.
 var shop = "shop."
 
 func ordersQueue() string   { return shop + "orders" }
@@ -38,26 +38,26 @@ func policy() retry.Policy {
 	}
 }
 
-// order is what a customer sends. The ID is the customer's, so that an order that is sent
-// again, because its answer was lost, is the same order.
+// order is sent by a customer. The customer chooses the ID. So if the answer was lost and the
+// customer sends the order again, it is still the same order.
 type order struct {
 	ID       string `json:"id"`
 	Item     string `json:"item"`
 	Quantity int    `json:"quantity"`
 }
 
-// price is that of each item, in cents.
+// price is the price of each item, in cents.
 const price = 250
 
-// topology has the queue of orders with what its retries need, and the queue of receipts.
+// topology has the queue of orders with its retry queues, and the queue of receipts.
 func topology() (declare.Topology, error) {
 	t, err := retry.Topology(policy(), declare.QuorumQueue{Name: ordersQueue()})
 	t.Queues = append(t.Queues, declare.QuorumQueue{Name: receiptsQueue(), DeadLetter: declare.Drop()})
 	return t, err
 }
 
-// setUp makes the tables and the queues. Each part does so at its start; whoever comes
-// first makes them.
+// setUp creates the tables and the queues, if they don't exist yet. Each part calls it at its
+// start.
 func setUp(ctx context.Context, pool *pgxpool.Pool, conn *client.Conn) error {
 	if err := postgres.Migrate(ctx, pool); err != nil {
 		return err
@@ -88,14 +88,14 @@ INSERT INTO items (name, stock) VALUES ('apples', 100000), ('pears', 100000), ('
 	return err
 }
 
-// serve takes orders. An order and its message are written in one transaction, so there is
-// no order without a message, and no message without an order.
+// serve accepts orders over HTTP. It writes an order and its message in one transaction, so
+// there is no order without a message, and no message without an order.
 func serve(ctx context.Context, pool *pgxpool.Pool, listen string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /orders", func(w http.ResponseWriter, r *http.Request) {
 		var o order
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&o); err != nil || o.ID == "" || o.Quantity < 1 || strings.ContainsRune(o.ID+o.Item, 0) {
-			http.Error(w, "an order has an id, an item and a quantity", http.StatusBadRequest)
+			http.Error(w, "an order needs an id, an item, and a quantity", http.StatusBadRequest)
 			return
 		}
 		switch err := take(r.Context(), pool, o); {
@@ -129,7 +129,7 @@ func serve(ctx context.Context, pool *pgxpool.Pool, listen string) error {
 
 var errNoItem = errors.New("the shop doesn't have that")
 
-// take writes an order and its message, unless the order is there already.
+// take writes an order and its message, unless the order already exists.
 func take(ctx context.Context, pool *pgxpool.Pool, o order) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var known bool
@@ -148,7 +148,7 @@ func take(ctx context.Context, pool *pgxpool.Pool, o order) error {
 	})
 }
 
-// relay publishes what was committed.
+// relay publishes the committed messages.
 func relay(ctx context.Context, pool *pgxpool.Pool, conn *client.Conn) error {
 	r, err := outbox.NewRelay(pool, conn, outbox.RelayConfig{})
 	if err != nil {
@@ -157,14 +157,14 @@ func relay(ctx context.Context, pool *pgxpool.Pool, conn *client.Conn) error {
 	return r.Run(ctx)
 }
 
-// work has each order paid and takes it from the stock, once. A message may come several
-// times: when a relay or a worker is killed at a bad moment, or when the bank fails.
+// work charges each order and removes it from the stock, exactly once. The message can arrive
+// several times: if a relay or a worker is killed at a bad moment, or if the bank fails.
 func work(ctx context.Context, pool *pgxpool.Pool, conn *client.Conn) error {
 	once := inbox.With(pool, inbox.Config{})
 	return conn.Consume(ctx, ordersQueue(), retry.With(policy())(once(client.JSON(pay))), client.ConsumerConfig{Concurrency: 3})
 }
 
-// pay writes everything by the inbox's transaction, the message of the receipt, too.
+// pay writes everything in the inbox's transaction, including the message of the receipt.
 func pay(ctx context.Context, o order) error {
 	tx, ok := inbox.Tx(ctx)
 	if !ok {

@@ -38,13 +38,13 @@ type part struct {
 func (p *part) start() error {
 	p.cmd = exec.Command(os.Args[0], append([]string{"-leashed", "-shop", shop}, p.args...)...)
 	p.cmd.Env = append(os.Environ(), p.env...)
-	if _, err := p.cmd.StdinPipe(); err != nil { // it closes when this process ends
+	if _, err := p.cmd.StdinPipe(); err != nil { // it closes when this process stops
 		return err
 	}
 	return p.cmd.Start()
 }
 
-// kill ends the process as kill -9 does.
+// kill stops the process like kill -9.
 func (p *part) kill() {
 	if p.cmd != nil && p.cmd.Process != nil {
 		_ = p.cmd.Process.Kill()
@@ -52,12 +52,12 @@ func (p *part) kill() {
 	}
 }
 
-// receipts counts what comes out at the end.
+// receipts counts the receipts at the end of the line.
 type receipts struct {
 	mu    sync.Mutex
 	of    map[string]string // the message-id, by order
-	again int               // copies with the message-id of the first
-	wrong int               // others
+	again int               // duplicates with the same message-id
+	wrong int               // duplicates with another message-id
 }
 
 func (r *receipts) add(order, messageID string) {
@@ -85,7 +85,7 @@ func (r *receipts) consume(ctx context.Context, conn *client.Conn) error {
 	}), client.ConsumerConfig{})
 }
 
-// open starts a service, two relays and two workers. end kills them.
+// open starts a service, two relays, and two workers. end kills them.
 func open(listen, database, broker string) (parts []*part, end func(), err error) {
 	env := []string{"HOPBACK_URL=" + broker, "HOPBACK_POSTGRES_URL=" + database}
 	parts = append(parts, &part{name: "service", args: []string{"-listen", listen, "service"}, env: env})
@@ -102,8 +102,8 @@ func open(listen, database, broker string) (parts []*part, end func(), err error
 	}, err
 }
 
-// killAtRandom kills one of the parts whenever so many orders as at says are taken, and
-// starts it again.
+// killAtRandom kills and restarts a random part each time the number of accepted orders reaches
+// one of the numbers in at.
 func killAtRandom(ctx context.Context, parts []*part, kills int, at func(i int) int, taken *atomic.Int64) error {
 	for i := range kills {
 		for int(taken.Load()) < at(i) && ctx.Err() == nil {
@@ -120,12 +120,12 @@ func killAtRandom(ctx context.Context, parts []*part, kills int, at func(i int) 
 	return nil
 }
 
-// torture sends orders while it kills the parts of the shop, waits until all orders are
-// paid, and balances the books.
+// torture sends orders while it kills the parts of the shop, waits until all orders are paid,
+// and checks the books.
 func torture(ctx context.Context, database, broker string, orders, kills int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("not all was done within ten minutes"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("the orders weren't finished within ten minutes"))
 	defer cancel()
-	shop = "torture." // beside a shop that is open
+	shop = "torture." // next to a shop that is open
 	quiet := slog.New(slog.DiscardHandler)
 	pool, drop, err := ownDatabase(ctx, database)
 	if err != nil {
@@ -137,7 +137,7 @@ func torture(ctx context.Context, database, broker string, orders, kills int) er
 		return err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	if err := empty(ctx, conn); err != nil { // of a run that was killed itself
+	if err := empty(ctx, conn); err != nil { // from a run that was killed itself
 		return err
 	}
 	if err := setUp(ctx, pool, conn); err != nil {
@@ -164,7 +164,7 @@ func torture(ctx context.Context, database, broker string, orders, kills int) er
 	if err := awaitListener(ctx, listen); err != nil {
 		return err
 	}
-	fmt.Printf("%d orders, and %d processes are killed, each after so many orders: ", orders, kills)
+	fmt.Printf("sending %d orders, and killing %d processes, each after this number of orders: ", orders, kills)
 	began := time.Now()
 	c := &customers{url: "http://" + listen + "/orders"}
 	sending := make(chan error, 1)
@@ -188,13 +188,14 @@ func torture(ctx context.Context, database, broker string, orders, kills int) er
 	if err != nil {
 		return err
 	}
+	end() // a part that has just been restarted would declare the topology again
 	if err := empty(ctx, conn); err != nil {
 		return err
 	}
 	return report(parts, c, got, before, after, orders, time.Since(began))
 }
 
-// customers send orders, and send one again that wasn't answered.
+// customers send orders, and send an order again if they got no answer.
 type customers struct {
 	url          string
 	taken, again atomic.Int64
@@ -227,7 +228,7 @@ func (c *customers) send(ctx context.Context, orders int) error {
 	return <-errs
 }
 
-// post reports whether the service has taken the order.
+// post reports whether the service has accepted the order.
 func (c *customers) post(ctx context.Context, h *http.Client, o order) bool {
 	body, err := json.Marshal(o)
 	if err != nil {
@@ -245,7 +246,7 @@ func (c *customers) post(ctx context.Context, h *http.Client, o order) bool {
 	return answer.StatusCode == http.StatusCreated
 }
 
-// settle waits until every order is paid, every receipt is here, and nothing is under way.
+// settle waits until every order is paid, every receipt has arrived, and no message is in flight.
 func settle(ctx context.Context, pool *pgxpool.Pool, conn *client.Conn, got *receipts, orders int) error {
 	var left string
 	for limit := time.Now().Add(3 * time.Minute); time.Now().Before(limit); {
@@ -267,17 +268,17 @@ func settle(ctx context.Context, pool *pgxpool.Pool, conn *client.Conn, got *rec
 		if unpaid+inOutbox+waiting+missing == 0 {
 			return nil
 		}
-		left = fmt.Sprintf("%d orders aren't paid, %d messages are in the outbox, %d in queues, %d receipts are missing", unpaid, inOutbox, waiting, missing)
+		left = fmt.Sprintf("unpaid orders: %d, messages in the outbox: %d, messages in queues: %d, missing receipts: %d", unpaid, inOutbox, waiting, missing)
 		select {
 		case <-ctx.Done():
 			return errors.Join(context.Cause(ctx), errors.New(left))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	return errors.New("after three minutes " + left)
+	return errors.New("not finished after three minutes: " + left)
 }
 
-// item is a line of the books.
+// item is one row of the books.
 type item struct {
 	name                 string
 	stock, sold, ordered int
@@ -288,7 +289,7 @@ type ledger struct {
 	items                     []item
 	orders, unpaid            int
 	payments, twice, setAside int
-	wrongSums                 int // orders whose payments don't have their price
+	wrongSums                 int // orders whose payment isn't their price
 }
 
 func books(ctx context.Context, pool *pgxpool.Pool) (ledger, error) {
@@ -333,26 +334,26 @@ func report(parts []*part, c *customers, got *receipts, before, after ledger, or
 		line("  "+name, killed[name])
 	}
 	line("orders sent", orders)
-	line("  sent again, as no answer came", int(c.again.Load()))
+	line("  sent again after no answer", int(c.again.Load()))
 	line("orders in the database", after.orders)
 	line("payments", after.payments)
-	line("  orders that aren't paid", after.unpaid)
-	line("  orders that are paid twice", after.twice)
-	line("  orders whose payment is wrong", after.wrongSums)
+	line("  unpaid orders", after.unpaid)
+	line("  orders paid twice", after.twice)
+	line("  orders with a wrong payment", after.wrongSums)
 	line("orders with a receipt", len(got.of))
-	line("  receipts that came again, with the same message-id", got.again)
-	line("  receipts that came again, with another", got.wrong)
+	line("  duplicate receipts, with the same message-id", got.again)
+	line("  duplicate receipts, with another message-id", got.wrong)
 	line("messages set aside", after.setAside)
 	fmt.Println()
 	right := []bool{balanced, after.orders == orders, after.payments == orders, after.unpaid == 0, after.twice == 0, after.wrongSums == 0, len(got.of) == orders, got.wrong == 0, after.setAside == 0}
 	if slices.Contains(right, false) {
 		return errors.New("NOT PROVEN: the books don't balance")
 	}
-	fmt.Printf("PROVEN: %d kills in %.1f s, and each of %d orders is paid exactly once; stock + sold is what it was\n", total, took.Seconds(), orders)
+	fmt.Printf("PROVEN: %d kills in %.1f s, and each of %d orders is paid exactly once; stock + sold is unchanged\n", total, took.Seconds(), orders)
 	return nil
 }
 
-// ownDatabase makes a database for this run.
+// ownDatabase creates a database for this run.
 func ownDatabase(ctx context.Context, at string) (pool *pgxpool.Pool, drop func(), err error) {
 	admin, err := pgx.Connect(ctx, at)
 	if err != nil {
@@ -382,7 +383,7 @@ func ownDatabase(ctx context.Context, at string) (pool *pgxpool.Pool, drop func(
 	}, nil
 }
 
-// databaseURL is at with the database of pool.
+// databaseURL is the URL at with the name of the database of pool.
 func databaseURL(at string, pool *pgxpool.Pool) string {
 	u, err := url.Parse(at)
 	if err != nil {

@@ -7,9 +7,9 @@
 //	end
 //
 // It shows two losses. Each retry drops everything except the payload. And if the publish
-// fails, the message is lost, because it was acknowledged before. hopback publishes the
-// copy first, waits until the broker has accepted it, and only then accepts the original.
-// The copy has everything that the sender set, and the same counter.
+// fails, the message is lost, because it was acknowledged before. hopback publishes the copy
+// first, waits until the broker has confirmed it, and only then acknowledges the original. The
+// copy has everything that the sender set, and the same counter.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p2-republish-counter
 package main
@@ -54,19 +54,19 @@ func example(s *show.Stage) {
 	s.Declare(topology)
 	ackThenPublish(s)
 
-	s.Act("hopback: publish, wait for accepted, then accept")
+	s.Act("hopback: publish, wait for the confirm, then acknowledge")
 	s.Declare(topology)
 	copies := everythingIsKept(s)
 
-	s.Act("hopback: the same accident, the exchange is gone when the message is to be published")
+	s.Act("hopback: the same accident: the exchange is missing when the message is published")
 	attempts := nothingIsLost(s, topology)
 
-	s.Proven("acked first, 1 message of 1 was lost when the publish failed, and all but the payload by the first retry; "+
-		"hopback lost 0 (attempt %d got through the same accident), and %d of %d copies had every property, header and annotation",
+	s.Proven("with ack before publish, 1 message of 1 was lost when the publish failed, and the first retry lost everything but the payload; "+
+		"hopback lost 0 (attempt %d succeeded after the same accident), and %d of %d copies had every property, header, and annotation",
 		attempts, copies, 2*policy.MaxRetries)
 }
 
-// order is a message with all that a sender can set.
+// order is a message with everything that a sender can set.
 func order(id string) *client.Message {
 	return &client.Message{
 		Header: &client.Header{Durable: true, Priority: 5},
@@ -80,7 +80,7 @@ func order(id string) *client.Message {
 	}
 }
 
-// ackThenPublish is the old worker, on go-amqp alone.
+// ackThenPublish is the old worker, with go-amqp only.
 func ackThenPublish(s *show.Stage) {
 	s.Send(address.Queue(queue), order("o-1"))
 	session := rawSession(s)
@@ -102,18 +102,18 @@ func ackThenPublish(s *show.Stage) {
 	s.Say("retry %d of %s: message-id %v, tenant %v, trace %v", retryCount(second), second.GetData(),
 		second.Properties.MessageID, second.ApplicationProperties["tenant"], second.Annotations["x-opt-trace"])
 	s.Want(second.Properties.MessageID == nil && len(second.ApplicationProperties) == 1 && second.Annotations["x-opt-trace"] == nil,
-		"all but the payload is gone")
+		"everything but the payload is lost")
 
 	err := failed(second, "/exchanges/p2.renamed_exchange/some.queue")
 	s.Want(err != nil, "publishing to a missing exchange fails")
 	s.Say("the next publish fails: %v", err)
 	s.Check(receiver.Close(s.Ctx))
 	s.Holds(queue, 0)
-	s.Say("%s holds 0 messages: it was acknowledged already", queue)
+	s.Say("%s has 0 messages: the message was already acknowledged", queue)
 }
 
-// everythingIsKept lets o-1 succeed at its last attempt, and o-2 never. It returns how
-// many copies were looked at.
+// everythingIsKept lets o-1 succeed at its last attempt, and o-2 never. It returns how many
+// copies it checked.
 func everythingIsKept(s *show.Stage) (copies int) {
 	var changes []string
 	done := make(chan struct{})
@@ -134,20 +134,20 @@ func everythingIsKept(s *show.Stage) (copies int) {
 	show.Next(s, done, "the last attempt at o-1")
 	s.Take("p2.some.queue.dead", 1, func(m *client.Message) {
 		death := retry.DeadLetterOf(m)
-		s.Say("p2.some.queue.dead holds %v: %s after %d retries, %q", m.Properties.MessageID, death.Reason, death.Retries, death.Error)
+		s.Say("p2.some.queue.dead has %v: %s after %d retries, %q", m.Properties.MessageID, death.Reason, death.Retries, death.Error)
 		changes = append(changes, changed(m)...)
 		if m.Properties.MessageID != "o-2" || death.Reason != retry.ReasonExhausted || death.Retries != policy.MaxRetries {
 			changes = append(changes, "the limit")
 		}
 	})
 	stop()
-	s.Say("%d copies looked at, changes: %d", copies, len(changes))
+	s.Say("%d copies checked, changes: %d", copies, len(changes))
 	s.Want(copies == 2*policy.MaxRetries, "each order is retried %d times", policy.MaxRetries)
-	s.Want(len(changes) == 0, "everything is kept, but %v", changes)
+	s.Want(len(changes) == 0, "everything is kept: these changed: %v", changes)
 	return copies
 }
 
-// changed says what of an order isn't as its sender has made it.
+// changed returns the parts of an order that differ from what its sender set.
 func changed(m *client.Message) (changes []string) {
 	sent := order(m.Properties.MessageID.(string))
 	if !reflect.DeepEqual(m.Properties, sent.Properties) {
@@ -172,8 +172,8 @@ func changed(m *client.Message) (changes []string) {
 	return changes
 }
 
-// nothingIsLost deletes the retry exchange as the handler fails, and brings it back once
-// the message has gone back to its queue. It returns how many attempts that took.
+// nothingIsLost deletes the retry exchange while the handler fails, and declares it again after
+// the message is back in its queue. It returns the number of attempts.
 func nothingIsLost(s *show.Stage, topology declare.Topology) (attempts int) {
 	back, done := make(chan struct{}), make(chan struct{})
 	stop := s.Consume(queue, retry.With(policy)(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
@@ -192,9 +192,9 @@ func nothingIsLost(s *show.Stage, topology declare.Topology) (attempts int) {
 	})), client.ConsumerConfig{ForwardPatience: 300 * time.Millisecond}) // 30 s by default
 	s.Send(address.Queue(queue), order("o-3"))
 	show.Next(s, back, "the message that couldn't be published")
-	s.Say("the original was not accepted, and is delivered again")
+	s.Say("the original was not acknowledged, so it is delivered again")
 	show.Must(declare.Apply(s.Ctx, s.Conn.Management(), topology))
-	s.Say("the exchange is there again")
+	s.Say("the exchange is back")
 	show.Next(s, done, "the retry")
 	stop()
 	return attempts

@@ -5,12 +5,11 @@
 //	retry_queue.publish(payload, expiration: (expiration * 1.5).to_i, headers: { "x-retry-count": retry_count + 1 })
 //
 // It shows head-of-line blocking: a queue expires messages only at its head, so a message
-// with a delay of 2 s holds up one behind it with a delay of 200 ms. hopback has one queue
-// for each delay, and all messages in it have the same delay. It derives the queues from
-// the back-off.
+// with a delay of 2 s blocks one behind it with a delay of 200 ms. hopback declares one queue
+// for each delay of the policy, and all messages in a queue have the same delay.
 //
-// The back-off has five retries that grow by 1.5, as the old one, but begins at 200 ms
-// rather than 1 s.
+// The backoff has five retries with a factor of 1.5, like the old one, but starts at 200 ms
+// instead of 1 s.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p3-ttl-head-of-line
 package main
@@ -49,9 +48,9 @@ var policy = retry.Policy{
 func main() { show.Main(example) }
 
 func example(s *show.Stage) {
-	s.Act("The old way: one retry queue, a ttl on each message")
+	s.Act("The old way: one retry queue, a TTL on each message")
 	before := oneQueue(s)
-	s.Want(before["short"] >= before["long"] && before["long"] >= long, "the short delay is held up until the long one ends")
+	s.Want(before["short"] >= before["long"] && before["long"] >= long, "the short delay waits until the long one ends")
 
 	s.Act("hopback: one queue for each delay")
 	after := queuePerDelay(s)
@@ -59,12 +58,12 @@ func example(s *show.Stage) {
 	s.Want(after["short"] < after["long"], "the short delay ends before the long one")
 
 	s.Proven("delays of 2 s and then 200 ms took %d ms and %d ms through one retry queue, %d ms and %d ms with hopback; "+
-		"5 retries growing by 1.5 from 200 ms each came no earlier than asked",
+		"5 retries from 200 ms with a factor of 1.5 each came after their delay, none early",
 		before["long"].Milliseconds(), before["short"].Milliseconds(), after["long"].Milliseconds(), after["short"].Milliseconds())
 }
 
-// oneQueue sends both messages through the old retry_queue, and returns after how long
-// each of them was back.
+// oneQueue sends both messages through the old retry_queue, and returns how long each of them
+// took.
 func oneQueue(s *show.Stage) map[string]time.Duration {
 	s.Declare(declare.Topology{
 		Exchanges: []declare.Exchange{{Name: "p3.work_exchange", Type: declare.ExchangeFanout}, {Name: "p3.retry_exchange", Type: declare.ExchangeFanout}},
@@ -82,7 +81,7 @@ func oneQueue(s *show.Stage) map[string]time.Duration {
 	took := map[string]time.Duration{}
 	began := time.Now()
 	s.Send(address.Exchange("p3.retry_exchange", ""), expiring("long", long), expiring("short", short))
-	s.Say("published to retry_queue: long, with expiration 2000, and behind it short, with expiration 200")
+	s.Say("published to retry_queue: long, with expiration 2000, then short, with expiration 200")
 	s.Take(work.Name, 2, func(m *client.Message) {
 		took[string(m.GetData())] = time.Since(began)
 		s.Say("%s is back after %v", m.GetData(), time.Since(began).Round(time.Millisecond))
@@ -90,13 +89,13 @@ func oneQueue(s *show.Stage) map[string]time.Duration {
 	return took
 }
 
-// queuePerDelay fails the same messages once with hopback's decorator, and returns after
-// how long each of them was back. A third one, "growing", fails until its last attempt.
+// queuePerDelay fails the same messages once with hopback's policy, and returns how long each
+// of them took. A third one, "growing", fails until its last attempt.
 func queuePerDelay(s *show.Stage) map[string]time.Duration {
 	topology := show.Must(retry.Topology(policy, work))
 	s.Declare(topology)
 	for _, delay := range show.Must(policy.QueueDelays()) {
-		s.Say("%s holds what waits for %v", policy.Names.DelayQueue(delay), delay)
+		s.Say("%s is for messages that wait %v", policy.Names.DelayQueue(delay), delay)
 	}
 
 	took, failed := map[string]time.Duration{}, map[string]time.Time{}
@@ -110,10 +109,10 @@ func queuePerDelay(s *show.Stage) map[string]time.Duration {
 			if body != "long" {
 				asked, _ = policy.Delay(attempt - 1)
 			}
-			if had < asked-time.Millisecond { // the broker counts whole ones
+			if had < asked-time.Millisecond { // the broker counts whole milliseconds
 				early++
 			}
-			s.Say("%s, retry %d: asked for %v, came after %v", body, attempt-1, asked, had.Round(time.Millisecond))
+			s.Say("%s, retry %d: delay %v, came after %v", body, attempt-1, asked, had.Round(time.Millisecond))
 		}
 		failed[body] = time.Now()
 		switch {
@@ -130,6 +129,6 @@ func queuePerDelay(s *show.Stage) map[string]time.Duration {
 	for range 3 {
 		show.Next(s, back, "the messages")
 	}
-	s.Want(early == 0, "every retry comes after its delay, none of them early")
+	s.Want(early == 0, "every retry comes after its delay, none early")
 	return took
 }

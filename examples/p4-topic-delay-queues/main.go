@@ -5,14 +5,15 @@
 //
 //	my_work_queue ──▶ retry_exchange ──delay.10000.#──▶ delay_10s ──▶ requeue_exchange ──*.*.my_work_queue──▶ my_work_queue
 //
-// hopback's default strategy uses the same names. First an old worker and one of hopback's
+// hopback's default strategy uses the same names. First, an old worker and a hopback worker
 // share the old definitions, unchanged. Each continues the other's count in x-retry-count,
-// which one writes as a string and the other as a number. The old definitions have no
-// dead-letter queue: messages that are exhausted, not retryable or poison vanish. Then
-// both workers use hopback's topology, which keeps all of these, with the reason.
+// although one writes a string and the other a number. The old definitions have no
+// dead-letter queue, so messages disappear if they are exhausted, not retryable, or poison.
+// Then both workers use hopback's topology, which keeps all of these messages, with the
+// reason.
 //
-// The delays are a thousandth of the old ones: 10 ms, 60 ms, 300 ms, 600 ms and 1.8 s for
-// 10 s, 1 min, 5 min, 10 min and 30 min. All names begin with "p4.".
+// The delays are a thousandth of the old ones: 10 ms, 60 ms, 300 ms, 600 ms, and 1.8 s instead
+// of 10 s, 1 min, 5 min, 10 min, and 30 min. All names start with "p4.".
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p4-topic-delay-queues
 package main
@@ -49,7 +50,7 @@ var (
 	errValue      = errors.New("ValueError: invalid data format")
 )
 
-// policy is the old decorator's, in hopback's words.
+// policy is the old decorator's policy in hopback's terms.
 var policy = retry.Policy{
 	MaxRetries: maxRetries,
 	Backoff:    retry.Delays(delays...),
@@ -60,12 +61,12 @@ var policy = retry.Policy{
 func main() { show.Main(example) }
 
 func example(s *show.Stage) {
-	s.Act("The old definitions, with an old worker and one of hopback's side by side")
+	s.Act("The old definitions, with an old worker and a hopback worker side by side")
 	s.Declare(definitions())
-	// hopback says what is wrong with them, and begins only when told that it is known.
+	// hopback reports what is wrong with them, and starts only if these checks are disabled.
 	err := s.Conn.Consume(s.Ctx, queue, retry.With(policy)(client.HandlerFunc(nil)), client.ConsumerConfig{})
-	s.Want(errors.As(err, new(*retry.GuardError)), "a guard objects: %v", err)
-	s.Say("hopback refuses to begin, and names %d problems, such as:", strings.Count(err.Error(), "\n")+1)
+	s.Want(errors.As(err, new(*retry.GuardError)), "a check fails: %v", err)
+	s.Say("hopback refuses to start, and names %d problems, such as:", strings.Count(err.Error(), "\n")+1)
 	s.Say("%s", strings.SplitN(err.Error(), "\n", 2)[0])
 	waived := policy
 	waived.Waive = retry.AllGuards()
@@ -74,26 +75,26 @@ func example(s *show.Stage) {
 	for _, delay := range delays {
 		s.Holds(policy.Names.DelayQueue(delay), 0)
 	}
-	s.Say("exhausted, not retryable and poison: in no queue any more, 3 of 3 vanished")
+	s.Say("exhausted, not retryable, and poison: in no queue, 3 of 3 are lost")
 
-	s.Act("hopback's topology, by the same names, with the same two workers")
+	s.Act("hopback's topology, with the same names and the same two workers")
 	s.Declare(show.Must(retry.Topology(policy, declare.QuorumQueue{Name: queue, DeliveryLimit: deliveryLimit})))
 	old, new := work(s, policy)
 	var kept []string
 	s.Take("p4.my_work_queue.dead", 3, func(m *client.Message) {
 		death := retry.DeadLetterOf(m)
-		s.Say("p4.my_work_queue.dead holds %s: %s, %d retries", m.GetData(), death.Reason, death.Retries)
+		s.Say("p4.my_work_queue.dead has %s: %s, %d retries", m.GetData(), death.Reason, death.Retries)
 		kept = append(kept, string(m.GetData()))
 	})
 	slices.Sort(kept)
 	s.Want(slices.Equal(kept, []string{"exhausted", "not retryable", "poison"}), "each of them is kept once: %v", kept)
 
-	s.Proven("%d messages of %d succeeded at attempt %d, by an old worker (%d deliveries) and hopback's (%d) on one counter; "+
-		"the old definitions lost 3 of 3 that didn't, hopback's topology 0 of 3", flaky, flaky, maxRetries+1, old, new)
+	s.Proven("%d messages of %d succeeded at attempt %d, with an old worker (%d deliveries) and a hopback worker (%d) sharing one counter; "+
+		"of 3 that failed, the old definitions lost 3, hopback's topology 0", flaky, flaky, maxRetries+1, old, new)
 }
 
-// definitions is the old definitions.json. What it doesn't say, it says here: that the
-// dead of the work queue are dropped, and those of a delay queue sent on at most once.
+// definitions is the old definitions.json. It adds what the old file leaves implicit: the work
+// queue drops its dead letters, and a delay queue forwards messages at most once.
 func definitions() declare.Topology {
 	t := declare.Topology{
 		Exchanges: []declare.Exchange{{Name: "p4.retry_exchange", Type: declare.ExchangeTopic}, {Name: "p4.requeue_exchange", Type: declare.ExchangeTopic}},
@@ -137,14 +138,14 @@ func oldDecorator(p *client.Publisher[*client.Message]) client.Middleware {
 	}
 }
 
-// work publishes messages and handles them with both workers until each has been handled
-// as often as it can be. It returns how many deliveries each of the workers had.
+// work publishes messages and handles them with both workers until no message can be handled
+// again. It returns how many deliveries each worker had.
 func work(s *show.Stage, p retry.Policy) (byOld, byHopback int) {
 	var (
 		mu       sync.Mutex
-		counters = map[string][]string{} // by message: x-retry-count at each delivery
+		counters = map[string][]string{} // x-retry-count at each delivery, by message
 		workers  = map[string]int{}
-		wrong    = 0 // counters that aren't the number of the retry
+		wrong    = 0 // counters that differ from the number of the retry
 		left     = flaky*(maxRetries+1) + (maxRetries + 1) + 1 + (deliveryLimit + 1)
 		done     = make(chan struct{})
 	)
@@ -164,7 +165,7 @@ func work(s *show.Stage, p retry.Policy) (byOld, byHopback int) {
 			switch {
 			case body == "not retryable":
 				return errValue
-			case body == "poison": // in place of killing the worker: the broker counts both alike
+			case body == "poison": // instead of killing the worker: the broker counts both the same
 				return client.Requeue{Failed: true}
 			case body == "exhausted" || len(counters[body]) <= maxRetries:
 				return errConnection
@@ -186,10 +187,10 @@ func work(s *show.Stage, p retry.Policy) (byOld, byHopback int) {
 	stopHopback()
 
 	s.Say("x-retry-count of %q: %s", "flaky 1", strings.Join(counters["flaky 1"], ", "))
-	s.Say("deliveries: %d to the old worker, %d to hopback's", workers["old"], workers["hopback"])
-	s.Want(wrong == 0, "the counter goes up by one, whoever counts: %v", counters)
-	s.Want(left == 0, "no message is delivered more often than the limits allow: %d too many", -left)
-	s.Want(workers["old"] > 0 && workers["hopback"] > 0, "both work")
+	s.Say("deliveries: %d to the old worker, %d to the hopback worker", workers["old"], workers["hopback"])
+	s.Want(wrong == 0, "both workers increase the counter by one: %v", counters)
+	s.Want(left == 0, "no message is delivered more often than the limits allow: extra deliveries: %d", -left)
+	s.Want(workers["old"] > 0 && workers["hopback"] > 0, "both workers get messages")
 	for body, want := range map[string]int{"flaky 1": maxRetries + 1, "exhausted": maxRetries + 1, "not retryable": 1, "poison": deliveryLimit + 1} {
 		s.Want(len(counters[body]) == want, "%s is delivered %d times: %v", body, want, counters[body])
 	}

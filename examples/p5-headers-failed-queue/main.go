@@ -1,18 +1,18 @@
-// Command p5-headers-failed-queue is for teams whose queues dead-letter into a "failed"
-// queue, where a process of its own counts up the header count, publishes the message to
-// a headers exchange, and acknowledges it:
+// Command p5-headers-failed-queue is for teams whose queues dead-letter into a "failed" queue.
+// A separate process consumes it, increases the header count, publishes the message to a
+// headers exchange, and acknowledges it:
 //
 //	args.BasicProperties.Headers["count"] = newCount; // -1 when the retries are used up
 //	_channel.BasicPublish(_busConfiguration.DeadLetterExchangeName, args.RoutingKey, args.BasicProperties, args.Body);
 //	_channel.BasicAck(args.DeliveryTag, true);
 //
-// It shows what happens when that process dies between the publish and the ack: from then
-// on the message exists twice. retry.StrategyDeadLetter uses a headers exchange and queues
-// with a time to live, too. But the worker itself sets the delay, in the disposition that
-// returns the message to the broker. There is no further process and no copy, and the
-// history of a dead letter has no gap.
+// It shows what happens if that process crashes between the publish and the ack: from then
+// on, the message exists twice. retry.StrategyDeadLetter also uses a headers exchange and
+// queues with a time to live. But the worker itself sets the delay when it rejects the
+// message. There is no extra process and no copy, and the history of a dead letter is
+// complete.
 //
-// The delays are 100, 200 and 400 ms.
+// The delays are 100, 200, and 400 ms.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p5-headers-failed-queue
 package main
@@ -51,19 +51,19 @@ var policy = retry.Policy{
 func main() { show.Main(example) }
 
 func example(s *show.Stage) {
-	s.Act("The old way: a process that counts, publishes and acknowledges")
+	s.Act("The old way: a process that counts, publishes, and acknowledges")
 	s.Declare(oldTopology())
 	oldAttempts, oldDead := failedProcess(s)
 
-	s.Act("hopback: one disposition")
+	s.Act("hopback: the worker rejects, and the broker does the rest")
 	s.Declare(show.Must(retry.Topology(policy, declare.QuorumQueue{Name: queue})))
 	attempts, dead := oneDisposition(s)
 
-	s.Act("hopback: a duplicate of the publisher's, and a filter for it")
+	s.Act("hopback: the publisher sends a duplicate, and a filter drops it")
 	charged, copies := duplicateFilter(s)
 
-	s.Proven("the failed process died once and made %d attempts and %d dead letters of 1 message; hopback made %d and %d, "+
-		"with the whole history in it; %d copies with one message-id were handled %d time", oldAttempts, oldDead, attempts, dead, copies, charged)
+	s.Proven("the process crashed once, and 1 message became %d attempts and %d dead letters; with hopback %d and %d, "+
+		"with a complete history; %d copies with the same message-id were handled %d time", oldAttempts, oldDead, attempts, dead, copies, charged)
 }
 
 // oldTopology: topic-queue ─rejected▶ failed ─count▶ deadletter ─count=n▶ retry-n ─expired▶ reply ─▶ topic-queue.
@@ -88,8 +88,8 @@ func oldTopology() declare.Topology {
 	return t
 }
 
-// failedProcess runs the old worker, which always rejects, and the failed process, which
-// dies once. It returns what became of one message.
+// failedProcess runs the old worker, which always rejects, and the process for the failed
+// queue, which crashes once. It returns the attempts and the dead letters of one message.
 func failedProcess(s *show.Stage) (attempts, dead int) {
 	stopWorker := s.Consume(queue, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 		attempts++
@@ -111,7 +111,7 @@ func failedProcess(s *show.Stage) (attempts, dead int) {
 		}
 		if !died {
 			died = true
-			s.Say("the failed process dies: it has published %v, and not acknowledged it", m.Properties.MessageID)
+			s.Say("the process crashes: it has published %v, and not acknowledged it", m.Properties.MessageID)
 			return client.Requeue{}
 		}
 		return nil
@@ -120,16 +120,16 @@ func failedProcess(s *show.Stage) (attempts, dead int) {
 	s.Send(address.Queue(queue), message("m-1"))
 	s.Take("p5.deadletter", 2, func(m *client.Message) {
 		dead++
-		s.Say("p5.deadletter holds %v", m.Properties.MessageID)
+		s.Say("p5.deadletter has %v", m.Properties.MessageID)
 	})
 	stopWorker()
 	stopProcess()
-	s.Want(attempts == 1+2*len(delays), "from the first retry on there are two: %d attempts", attempts)
+	s.Want(attempts == 1+2*len(delays), "from the first retry on there are two messages: %d attempts", attempts)
 	return attempts, dead
 }
 
-// oneDisposition lets a message fail until it is dead, and looks at the history that the
-// broker has written into it: a copy would have begun a new one.
+// oneDisposition lets a message fail until it is dead-lettered, and reads the history that the
+// broker has written into it: a copy would have started a new history.
 func oneDisposition(s *show.Stage) (attempts, dead int) {
 	stop := s.Consume(queue, retry.With(policy)(client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 		attempts++
@@ -142,18 +142,18 @@ func oneDisposition(s *show.Stage) (attempts, dead int) {
 	var death retry.DeadLetter
 	s.Take("p5.topic-queue.dead", 1, func(m *client.Message) {
 		id, death, history = m.Properties.MessageID, retry.DeadLetterOf(m), deaths(m)
-		s.Say("p5.topic-queue.dead holds %v, %q: %s after %d retries, %q, died in %s",
+		s.Say("p5.topic-queue.dead has %v, %q: %s after %d retries, %q, from %s",
 			id, m.GetData(), death.Reason, death.Retries, death.Error, death.Queue)
 		s.Say("its history: %s", strings.Join(history, ", "))
 	})
 	stop()
-	s.Holds("p5.topic-queue.dead", 0) // there was but one
-	s.Want(attempts == 1+len(delays), "there are %d attempts, not %d", 1+len(delays), attempts)
+	s.Holds("p5.topic-queue.dead", 0) // there was only one
+	s.Want(attempts == 1+len(delays), "there are %d attempts: there were %d", 1+len(delays), attempts)
 	s.Want(id == "m-1" && death.Error == errDown.Error() && death.Retries == len(delays), "the dead letter has its message-id and the error")
 	slices.Sort(history)
 	s.Want(slices.Equal(history, []string{
 		"expired in p5.hold_100ms x1", "expired in p5.hold_200ms x1", "expired in p5.hold_400ms x1", "rejected in p5.topic-queue x4",
-	}), "its history is whole: %v", history)
+	}), "its history is complete: %v", history)
 	return attempts, 1
 }
 
@@ -166,8 +166,8 @@ func deaths(m *client.Message) (lines []string) {
 	return lines
 }
 
-// duplicateFilter publishes a message twice, as a publisher does that has got no answer
-// the first time. It returns how often it was handled, and how often published.
+// duplicateFilter publishes a message twice, like a publisher that got no answer the first
+// time. It returns how often the message was handled, and how often published.
 func duplicateFilter(s *show.Stage) (handled, published int) {
 	accepted := make(chan struct{}, 2)
 	work := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
@@ -183,12 +183,12 @@ func duplicateFilter(s *show.Stage) (handled, published int) {
 	show.Next(s, accepted, "the first copy")
 	show.Next(s, accepted, "the second copy")
 	stop()
-	s.Want(handled == 1, "one of the copies is handled, not %d", handled)
+	s.Want(handled == 1, "one of the copies is handled: %d were", handled)
 	return handled, 2
 }
 
-// once is a filter for duplicates: it accepts without a further look what has been
-// handled already, by its message-id. Real ones remember that in a database, for a time.
+// once is a filter for duplicates: it acknowledges messages whose message-id was already
+// handled. A real filter remembers the IDs in a database, for a time: see package dedupe.
 func once(h client.Handler) client.Handler {
 	var seen sync.Map
 	return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
@@ -204,7 +204,7 @@ func once(h client.Handler) client.Handler {
 	})
 }
 
-// notify is a middleware that reports every delivery that is accepted.
+// notify is a middleware that reports every acknowledged delivery.
 func notify(accepted chan<- struct{}) client.Middleware {
 	return func(h client.Handler) client.Handler {
 		return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {

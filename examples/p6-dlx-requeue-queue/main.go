@@ -6,14 +6,14 @@
 //	const rejectsCount = xDeaths.find(d => d.reason === 'rejected')?.count ?? -1
 //	const MAX_REQUEUES = 10
 //
-// It shows how that hammers a service that is down: each message returns within
-// milliseconds. And it never ends: RabbitMQ 4 starts the history of deaths again with
-// every publish, so the count stays at 1. hopback waits between retries and counts them
-// itself. Each message in its dead-letter queue has the reason, and can be replayed to its
-// own queue alone. It begins anew there: though its first failure is longer ago than the
-// policy's GiveUpAfter, it is retried.
+// It shows how that hammers a service that is down: each message returns within milliseconds.
+// And it never stops: RabbitMQ 4 starts a new x-death history with every publish, so the count
+// stays at 1. hopback waits between retries and counts them itself. Each message in its
+// dead-letter queue has the reason, and can be replayed to its original queue only. A replayed
+// message starts over: it is retried, even if its first failure is longer ago than the
+// policy's GiveUpAfter.
 //
-// The delays grow by 1.5 from 20 ms, ten times.
+// There are ten retries, from 20 ms with a factor of 1.5.
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p6-dlx-requeue-queue
 package main
@@ -39,7 +39,7 @@ const (
 	emailDead     = "p6.email-queue.dead"
 
 	maxRequeues = 10
-	enough      = 50 // calls of the service that is down, then this example ends the loop
+	enough      = 50 // calls of the service that is down, until this example stops the loop
 )
 
 var errDown = errors.New("the email service is down")
@@ -54,17 +54,17 @@ var policy = retry.Policy{
 func main() { show.Main(example) }
 
 func example(s *show.Stage) {
-	s.Act("The old way: reject, and a consumer that sends back at once")
+	s.Act("The old way: reject, and a consumer that sends back immediately")
 	count, took := hammer(s)
 
-	s.Act("hopback: back-off, and reasons that can be told apart")
+	s.Act("hopback: backoff, and a reason for each dead letter")
 	calls, span := fourDeaths(s)
 
-	s.Act("hopback: replay of what has failed, now that the email service is up")
+	s.Act("hopback: replay of the failed message, now that the email service is up")
 	replay(s)
 
-	s.Proven("the service that is down was called %d times in %d ms, with x-death's count at %d and the limit at %d; "+
-		"by hopback %d times in %d ms, no retry early; 4 reasons told apart, and 1 message replayed to its own queue alone, where it was retried though its first failure was %v ago",
+	s.Proven("the old way called the broken service %d times in %d ms, while x-death counted %d of %d; "+
+		"hopback called it %d times in %d ms, no retry early; 4 dead letters with 4 reasons, and 1 of them replayed to its queue only, where it was retried although its first failure was %v ago",
 		enough, took.Milliseconds(), count, maxRequeues, calls, span.Milliseconds(), policy.GiveUpAfter)
 }
 
@@ -103,7 +103,7 @@ func hammer(s *show.Stage) (highest int, took time.Duration) {
 		count := rejections(d)
 		highest = max(highest, count)
 		if d.Annotation("x-first-death-reason") != "rejected" || count >= maxRequeues {
-			return nil // never come to
+			return nil // never reached
 		}
 		return client.Forward{To: address.Queue(origin), Message: client.Copy(d.Message())} // sendToQueue, ack
 	}), client.ConsumerConfig{})
@@ -111,12 +111,12 @@ func hammer(s *show.Stage) (highest int, took time.Duration) {
 	show.Next(s, done, "the calls")
 	stopWorker()
 	stopRequeue()
-	s.Say("call %d after %v; the highest count that x-death had: %d of %d", enough, took.Round(time.Millisecond), highest, maxRequeues)
+	s.Say("call %d after %v; the highest count in x-death: %d of %d", enough, took.Round(time.Millisecond), highest, maxRequeues)
 	s.Want(highest == 1, "the count stays at 1")
 	return highest, took
 }
 
-// rejections is the count of the history's entry for rejections, as in
+// rejections is the count in the history's entry for rejections, as in
 // xDeaths.find(d => d.reason === 'rejected')?.count.
 func rejections(d *client.Delivery) int {
 	deaths, _ := d.Annotation("x-opt-deaths").([]map[any]any)
@@ -129,8 +129,8 @@ func rejections(d *client.Delivery) int {
 	return -1
 }
 
-// fourDeaths lets four messages die of different causes. It returns how often the email
-// service was called for the one that failed, and how long that took.
+// fourDeaths lets four messages be dead-lettered for different reasons. It returns how often
+// the email service was called for the one that failed, and how long that took.
 func fourDeaths(s *show.Stage) (calls int, span time.Duration) {
 	topology := show.Must(retry.Topology(policy,
 		declare.QuorumQueue{Name: emailQueue, DeliveryLimit: 2}, declare.QuorumQueue{Name: webhookQueue, DeliveryLimit: 2}))
@@ -139,7 +139,7 @@ func fourDeaths(s *show.Stage) (calls int, span time.Duration) {
 		declare.Binding{Source: notifications, Queue: emailQueue}, declare.Binding{Source: notifications, Queue: webhookQueue})
 	s.Declare(topology)
 
-	// One that expires before there is a worker.
+	// This one expires before there is a worker.
 	late := message("too late")
 	late.Header.TTL = 50 * time.Millisecond
 	s.Send(address.Queue(emailQueue), late)
@@ -150,16 +150,16 @@ func fourDeaths(s *show.Stage) (calls int, span time.Duration) {
 	stop := s.Consume(emailQueue, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
 		switch body {
 		case "refused":
-			return client.DeadLetter{Err: errors.New("no such address")} // the handler's own decision
+			return client.DeadLetter{Err: errors.New("no such address")} // the handler decides
 		case "poison":
-			return client.Requeue{Failed: true} // in place of killing the worker: the broker counts both alike
+			return client.Requeue{Failed: true} // instead of killing the worker: the broker counts both the same
 		}
 		calls++
 		if calls > 1 {
 			asked, _ := policy.Delay(calls - 1)
 			had := time.Since(last)
-			s.Say("call %d of the email service: asked for %v, came after %v", calls, asked, had.Round(time.Millisecond))
-			if had < asked-time.Millisecond { // the broker counts whole ones
+			s.Say("call %d of the email service: delay %v, came after %v", calls, asked, had.Round(time.Millisecond))
+			if had < asked-time.Millisecond { // the broker counts whole milliseconds
 				early++
 			}
 			span += had
@@ -170,14 +170,14 @@ func fourDeaths(s *show.Stage) (calls int, span time.Duration) {
 	s.Send(address.Exchange(notifications, ""), message("welcome"), message("refused"), message("poison"))
 	s.Holds(emailDead, 4)
 	stop()
-	s.Want(early == 0, "every retry comes after its delay, but %d", early)
-	s.Want(calls == maxRequeues+1, "the service is called %d times, not %d", maxRequeues+1, calls)
+	s.Want(early == 0, "every retry comes after its delay: %d came early", early)
+	s.Want(calls == maxRequeues+1, "the service is called %d times: it was called %d times", maxRequeues+1, calls)
 	return calls, span
 }
 
-// replay sends the emails that have failed back to the queue that they come from, long after
-// policy.GiveUpAfter. The exchange would send them to the webhooks, too. Each begins anew: the
-// one that fails once more is retried.
+// replay sends the failed email back to its original queue, long after policy.GiveUpAfter. The
+// exchange would also send it to the webhooks. The message starts over: it fails once more,
+// and is retried.
 func replay(s *show.Stage) {
 	d := show.Must(desk.New(s.Conn, desk.Config{Names: policy.Names}))
 	list := show.Must(d.List(s.Ctx, desk.ListConfig{Queue: emailDead}))
@@ -192,7 +192,7 @@ func replay(s *show.Stage) {
 	}
 	s.Want(maps.Equal(reasons, map[string]client.Reason{
 		"welcome": retry.ReasonExhausted, "refused": retry.ReasonRejected, "too late": retry.ReasonExpired, "poison": retry.ReasonDeliveryLimit,
-	}), "the reasons are told apart: %v", reasons)
+	}), "each dead letter has its reason: %v", reasons)
 	time.Sleep(time.Until(failed.Add(policy.GiveUpAfter)))
 
 	attempts := make(chan int, 10)
@@ -207,11 +207,11 @@ func replay(s *show.Stage) {
 	})), client.ConsumerConfig{})
 	r := show.Must(d.Replay(s.Ctx, desk.ReplayConfig{Queue: emailDead, Filter: desk.Filter{Reasons: []client.Reason{retry.ReasonExhausted}}, By: "p6"}))
 	s.Say("replayed %d of %d, %v after the first failure", r.Replayed, r.Seen, time.Since(failed).Round(time.Second))
-	s.Want(r.Replayed == 1, "what has failed is replayed: %+v", r)
+	s.Want(r.Replayed == 1, "the failed message is replayed: %+v", r)
 	first, second := show.Next(s, attempts, "the replay"), show.Next(s, attempts, "the retry")
-	s.Want(first == 1 && second == 2, "it begins anew: attempts %d and %d", first, second)
+	s.Want(first == 1 && second == 2, "the message starts over: attempts %d and %d", first, second)
 	s.Holds(emailDead, 3)
-	s.Holds(webhookQueue, 3) // no worker was here: welcome, refused and poison, each once
+	s.Holds(webhookQueue, 3) // it has no worker: welcome, refused, and poison, each once
 }
 
 func message(body string) *client.Message {

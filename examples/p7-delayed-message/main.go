@@ -5,14 +5,14 @@
 //
 //	email-queue ──▶ error-exchange ──▶ error-queue ──▶ wait-exchange ──▶ requeue-queue ──▶ email-queue
 //
-// The plugin is no longer developed. The example shows that a broker without it refuses
-// that topology. With hopback and RabbitMQ 4.3 the work queue itself holds each message for
-// any delay, without a plugin, a copy or another queue. RabbitMQ 4.0 to 4.2 would deliver
-// the message again at once, so there the same program uses another strategy:
+// The plugin is no longer developed. The example shows that a broker without it refuses that
+// topology. With hopback and RabbitMQ 4.3, the work queue itself holds each message for any
+// delay, without a plugin, a copy, or another queue. RabbitMQ 4.0 to 4.2 would deliver the
+// message again immediately, so the same program uses another strategy there:
 // retry.StrategyAuto chooses when the consumer starts.
 //
-// The delays are 0.5 s, 1 s and 2.5 s, in place of 0.5 s, 30 s, 1 min and 5 min. (The old
-// code's 1 * 3600 milliseconds is not a minute; time.Minute is.)
+// The delays are 0.5 s, 1 s, and 2.5 s instead of 0.5 s, 30 s, 1 min, and 5 min. (The old
+// code's 1 * 3600 milliseconds isn't a minute; time.Minute is.)
 //
 //	HOPBACK_URL=amqp://guest:guest@localhost:5672/ go run ./examples/p7-delayed-message
 package main
@@ -40,8 +40,9 @@ var policy = retry.Policy{
 	Names:      retry.Names{Prefix: "p7."},
 }
 
-// rateLimits are what the email service asks for in its Retry-After, message by message:
-// the longest first, so that in one queue with a ttl each would wait for those before it.
+// rateLimits are the values of Retry-After with which the email service answers, one for each
+// message. The longest comes first: in a single queue with a TTL, each message would wait for
+// those before it.
 var rateLimits = []time.Duration{2137 * time.Millisecond, 1611 * time.Millisecond, 1083 * time.Millisecond, 557 * time.Millisecond, 229 * time.Millisecond}
 
 func main() { show.Main(example) }
@@ -55,51 +56,52 @@ func example(s *show.Stage) {
 	}})
 	if err == nil {
 		s.Check(declare.DeleteExchange(s.Ctx, s.Conn.Management(), "p7.wait-exchange"))
-		s.Say("this broker has the plugin, which keeps what is delayed on one node only")
+		s.Say("this broker has the plugin, which keeps delayed messages on one node only")
 	} else {
 		s.Want(errors.Is(err, declare.ErrInvalid), "the broker doesn't know the type: %v", err)
 		s.Say("%v", err)
 	}
 
-	s.Act("hopback: retry.Auto")
+	s.Act("hopback: retry.StrategyAuto")
 	s.Declare(show.Must(retry.Topology(policy, email)))
 	inWords := policy
 	inWords.Strategy = retry.StrategyNative
 	if native {
 		t := show.Must(retry.Topology(inWords, email))
-		s.Say("the queue itself can delay: retry.Native needs %d queues, %s and two for what is given up", len(t.Queues), email.Name)
+		s.Say("the queue itself can delay: retry.StrategyNative needs %d queues, %s and two for messages that aren't retried any more", len(t.Queues), email.Name)
 	} else {
 		err := s.Conn.Consume(s.Ctx, email.Name, retry.With(inWords)(client.HandlerFunc(nil)), client.ConsumerConfig{})
 		var guard *retry.GuardError
-		s.Want(errors.As(err, &guard) && guard.Guard == retry.GuardStrategy, "retry.Native is refused: %v", err)
-		s.Say("retry.Native is refused: %s; %s", guard.Problem, guard.Remedy)
+		s.Want(errors.As(err, &guard) && guard.Guard == retry.GuardStrategy, "retry.StrategyNative is refused: %v", err)
+		s.Say("retry.StrategyNative is refused: %s; %s", guard.Problem, guard.Remedy)
 	}
 	order, through := delayed(s)
 	longest, shortest := rateLimits[0], rateLimits[len(rateLimits)-1]
 	if native {
 		s.Want(len(through) == 0, "the queue itself holds the messages, not %v", through)
-		s.Want(slices.Index(order, shortest) < slices.Index(order, longest), "no delay holds up those behind it: %v", order)
-		s.Proven("on %s, natively, delays of %v down to %v ended in the order %v, and a curve of 3 retries in a dead letter; "+
+		s.Want(slices.Index(order, shortest) < slices.Index(order, longest), "no delay blocks the messages behind it: %v", order)
+		s.Proven("on %s, with StrategyNative, delays of %v down to %v ended in the order %v, and 3 retries ended in a dead letter; "+
 			"0 early, 0 other queues, 0 copies, 0 plugins", s.Conn.Broker().Version, longest, shortest, order)
 		return
 	}
 	for _, delay := range show.Must(policy.QueueDelays()) {
-		s.Want(slices.Contains(through, policy.Names.HoldQueue(delay)), "a queue holds messages for %v, but %v", delay, through)
+		s.Want(slices.Contains(through, policy.Names.HoldQueue(delay)), "a queue holds messages for %v: %v", delay, through)
 	}
-	s.Want(len(through) == 3, "no others do: %v", through)
-	s.Proven("on %s, where native is refused, the same handler had delays of %v down to %v, made up of those of 3 queues, "+
-		"and a curve of 3 retries in a dead letter; 0 early, 0 copies, 0 plugins", s.Conn.Broker().Version, longest, shortest)
+	s.Want(len(through) == 3, "no other queue holds messages: %v", through)
+	s.Proven("on %s, where StrategyNative is refused, the same handler had delays of %v down to %v, combined from 3 delay queues, "+
+		"and 3 retries ended in a dead letter; 0 early, 0 copies, 0 plugins", s.Conn.Broker().Version, longest, shortest)
 }
 
-// delayed fails one message for each of rateLimits once, and one more until it is dead. It
-// returns in which order the delays have ended, and the queues in which messages waited.
+// delayed fails one message for each of rateLimits once, and another one until it is
+// dead-lettered. It returns the order in which the delays ended, and the queues in which
+// messages waited.
 func delayed(s *show.Stage) (order []time.Duration, through []string) {
 	failed := map[string]time.Time{}
 	early := 0
 	handled := make(chan struct{}, len(rateLimits))
 	stop := s.Consume(email.Name, retry.With(policy)(client.Typed(client.RawCodec{}, func(ctx context.Context, body string) error {
 		attempt := retry.Attempt(ctx)
-		limit, err := time.ParseDuration(body) // the bodies are what the service asks for, but one
+		limit, err := time.ParseDuration(body) // each body is a Retry-After, except one
 		if attempt > 1 {
 			asked, had := limit, time.Since(failed[body])
 			if err != nil {
@@ -112,10 +114,10 @@ func delayed(s *show.Stage) (order []time.Duration, through []string) {
 					through = append(through, held)
 				}
 			}
-			if had < asked-time.Millisecond { // the broker counts whole ones
+			if had < asked-time.Millisecond { // the broker counts whole milliseconds
 				early++
 			}
-			s.Say("%-7s asked for %6v, came after %4d ms, last held by %s", body, asked, had.Milliseconds(), held)
+			s.Say("%-7s delay %6v, came after %4d ms, last held by %s", body, asked, had.Milliseconds(), held)
 		}
 		failed[body] = time.Now()
 		switch {
@@ -140,10 +142,10 @@ func delayed(s *show.Stage) (order []time.Duration, through []string) {
 	var death retry.DeadLetter
 	s.Take(emailDead, 1, func(m *client.Message) {
 		death = retry.DeadLetterOf(m)
-		s.Say("%s holds %s: %s after %d retries", emailDead, m.GetData(), death.Reason, death.Retries)
+		s.Say("%s has %s: %s after %d retries", emailDead, m.GetData(), death.Reason, death.Retries)
 	})
 	stop()
-	s.Want(early == 0, "no message comes back early, but %d do", early)
-	s.Want(death.Reason == retry.ReasonExhausted && death.Retries == policy.MaxRetries, "the curve ends in the dead-letter queue: %+v", death)
+	s.Want(early == 0, "no message comes back early: %d did", early)
+	s.Want(death.Reason == retry.ReasonExhausted && death.Retries == policy.MaxRetries, "the retries end in the dead-letter queue: %+v", death)
 	return order, through
 }

@@ -1,5 +1,5 @@
-// Package protobuf is an example of a client.Codec: Protocol Buffers. The values of its
-// publishers and handlers are generated messages, such as *orderpb.Order. Copy it as it is.
+// Package protobuf is an example of a client.Codec: Protocol Buffers. Publishers and handlers
+// use generated messages, such as *orderpb.Order. Copy the package unchanged.
 package protobuf
 
 import (
@@ -13,9 +13,9 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Codec carries pointers to generated messages. It names the message in the content type,
-// since bytes of one message mostly decode as another, too: bytes that are said to be of
-// another message are undecodable.
+// Codec encodes and decodes pointers to generated messages. It writes the message's name into
+// the content type, since most messages also decode as another type. A body with the name of
+// another message is undecodable.
 type Codec struct{}
 
 const mediaType = "application/x-protobuf"
@@ -24,7 +24,7 @@ const mediaType = "application/x-protobuf"
 func (Codec) Encode(v any, m *client.Message) error {
 	msg, ok := v.(proto.Message)
 	if !ok || !msg.ProtoReflect().IsValid() {
-		return errors.New("the value is nil, or no generated message")
+		return errors.New("the value is nil or isn't a generated message")
 	}
 	b, err := proto.Marshal(msg)
 	if err != nil {
@@ -39,13 +39,13 @@ func (Codec) Encode(v any, m *client.Message) error {
 	return nil
 }
 
-// Decode reads a message. v is a pointer to a pointer to it.
+// Decode reads a message. v is a pointer to a pointer to the message.
 func (Codec) Decode(m *client.Message, v any) error {
 	to := reflect.ValueOf(v).Elem()
 	value := reflect.New(to.Type().Elem())
 	msg, ok := value.Interface().(proto.Message)
 	if !ok {
-		return fmt.Errorf("%v is no generated message", to.Type())
+		return fmt.Errorf("%v isn't a generated message", to.Type())
 	}
 	if m.Properties != nil && m.Properties.ContentType != nil {
 		_, params, err := mime.ParseMediaType(*m.Properties.ContentType)
@@ -68,10 +68,10 @@ func (Codec) Decode(m *client.Message, v any) error {
 // CheckEncode refuses types that aren't generated messages.
 func (Codec) CheckEncode(t reflect.Type) error {
 	if t == nil || t.Kind() != reflect.Pointer || !t.Implements(reflect.TypeFor[proto.Message]()) {
-		return errors.New("the codec carries pointers to generated messages")
+		return errors.New("the codec is for pointers to generated messages")
 	}
 	return nil
 }
 
-// CheckDecode refuses the same.
+// CheckDecode refuses types that aren't generated messages.
 func (c Codec) CheckDecode(t reflect.Type) error { return c.CheckEncode(t) }

@@ -9,7 +9,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// The stories that orders can have.
+// What can happen to an order.
 const (
 	paid            = "paid at once"
 	failsOnce       = "the bank fails once"
@@ -31,7 +31,7 @@ type busyError struct{ time time.Duration }
 
 func (e busyError) Error() string { return "bank is busy for " + human(e.time) }
 
-// askBank pretends to be a service that is sometimes in trouble.
+// askBank is a fake service that fails sometimes.
 func askBank(ctx context.Context, o Order) error {
 	d, ok := client.DeliveryFrom(ctx)
 	if !ok {

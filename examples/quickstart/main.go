@@ -1,15 +1,15 @@
 // Command quickstart shows what hopback does with messages whose handler fails.
 //
-// It publishes eight orders, each of which runs into a trouble of its own, handles
-// them with a retry policy of short delays, and prints what happened to each: a
-// timeline, where all of them ended, and what lay in the dead-letter queue.
+// It publishes eight orders that each fail differently, and handles them with a retry policy
+// that has short delays. It prints a timeline, where each order ended up, and the dead-letter
+// queue.
 //
 //	go run ./examples/quickstart -url amqp://guest:guest@localhost:5672/
 //
-// Without -url it takes the URL from HOPBACK_URL. Without both it runs on a RabbitMQ in
-// memory, which needs nothing but Go: see package hopbacktest. Everything it declares on the
-// broker has a name that begins with "quickstart.", and is deleted at the end. The
-// exit code is 1 if an order is unaccounted for.
+// Without -url it uses the URL in HOPBACK_URL. Without either it runs on a RabbitMQ in memory,
+// which needs only Go: see package hopbacktest. The names of all queues and exchanges that it
+// declares start with "quickstart.", and it deletes them at the end. If an order is
+// unaccounted for, the exit code is 1.
 package main
 
 import (
@@ -32,10 +32,10 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Order is what the messages carry, as JSON.
+// Order is the body of a message, as JSON.
 type Order struct {
 	ID      string `json:"id"`
-	History string `json:"story"` // what the pretended bank will do, see bank.go
+	History string `json:"history"` // what the fake bank will do, see bank.go
 }
 
 var orders = []Order{
@@ -49,12 +49,12 @@ var orders = []Order{
 	{"o-8", busy},
 }
 
-// policy retries three times. A program of yours would leave Names out, and share
-// the exchanges and delay queues with all others that do.
+// policy retries three times. Your program can leave out Names, and then shares its exchanges
+// and delay queues with all other programs that leave it out.
 var policy = retry.Policy{
 	MaxRetries: 3,
 	Backoff:    retry.Delays(300*time.Millisecond, time.Second, 2*time.Second),
-	LogLevel:   slog.LevelDebug, // Info by default: the timeline shows each attempt already
+	LogLevel:   slog.LevelDebug, // default: Info. The timeline already shows each attempt
 	Names: retry.Names{
 		RetryExchange:      "quickstart.retry",
 		RequeueExchange:    "quickstart.requeue",
@@ -67,16 +67,16 @@ var policy = retry.Policy{
 
 var work = declare.QuorumQueue{Name: "quickstart.orders", DeliveryLimit: 5}
 
-// charge is the work. What it returns decides what becomes of the message.
+// charge handles an order. Its result decides what happens to the message.
 func charge(ctx context.Context, o Order) error {
 	err := askBank(ctx, o)
 	if wait, ok := errors.AsType[busyError](err); ok {
-		return retry.After(wait.time, err) // the bank knows when to come back
+		return retry.After(wait.time, err) // the bank says when to retry
 	}
 	if errors.Is(err, errDeclined) {
-		return retry.Permanent(err) // asking again can't help
+		return retry.Permanent(err) // retrying can't help
 	}
-	return err // nil accepts; any other error is retried by the policy
+	return err // nil acknowledges; the policy retries every other error
 }
 
 func run(ctx context.Context, url string, out io.Writer) (err error) {
@@ -84,16 +84,16 @@ func run(ctx context.Context, url string, out io.Writer) (err error) {
 	defer cancel()
 	show := newTimeline(out, orders)
 
-	// Connect. A connection that is lost is rebuilt, and consumers and publishers
-	// with it.
+	// Connect. If the connection is lost, the client reconnects, and consumers and publishers
+	// continue.
 	conn, err := client.Connect(ctx, url, client.Config{Name: "hopback-quickstart", Logger: show.logger()})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, briefly(ctx, conn.Close)) }()
 
-	// Declare the work queue and all that retries need. What a run that was
-	// interrupted has left behind is deleted first.
+	// Declare the work queue and everything that retries need. First, delete what an
+	// interrupted run may have left.
 	topology, err := retry.Topology(policy, work)
 	if err != nil {
 		return err
@@ -129,8 +129,8 @@ func run(ctx context.Context, url string, out io.Writer) (err error) {
 	}
 	show.published(len(orders))
 
-	// Consume the work queue by the policy, and the dead-letter queue to see what
-	// it holds, until every order has ended in one of two ways.
+	// Consume the work queue with the policy, and the dead-letter queue to see what it has,
+	// until every order is accepted or dead-lettered.
 	consuming, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	consume := func(queue string, h client.Handler) {
@@ -155,7 +155,7 @@ func run(ctx context.Context, url string, out io.Writer) (err error) {
 	return errors.Join(show.tables(policy.Names.DeadLetterQueue(work.Name), left, why), err)
 }
 
-// messagesLeft counts what is in the queues after the consumers have ended.
+// messagesLeft counts the messages in the queues after the consumers have stopped.
 func messagesLeft(ctx context.Context, conn *client.Conn, t declare.Topology) (n uint64, err error) {
 	err = briefly(ctx, func(ctx context.Context) error {
 		for _, q := range t.Queues {
@@ -170,19 +170,19 @@ func messagesLeft(ctx context.Context, conn *client.Conn, t declare.Topology) (n
 	return n, err
 }
 
-// patience is for a broker that stops answering: the run takes 4 s.
+// patience is the timeout for a broker that stops answering: a run takes 4 s.
 const patience = 15 * time.Second
 
 var errPatience = fmt.Errorf("it took longer than %v", patience)
 
-// briefly calls what must be done at the end, even if ctx has ended.
+// briefly calls do with a short timeout, even if ctx has ended.
 func briefly(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 4*time.Second)
 	defer cancel()
 	return do(ctx)
 }
 
-// runAnywhere runs with a RabbitMQ in memory where no URL is given.
+// runAnywhere runs on the broker at url, or without a URL on a RabbitMQ in memory.
 func runAnywhere(ctx context.Context, url string, out io.Writer) error {
 	if url != "" {
 		return run(ctx, url, out)
@@ -195,8 +195,7 @@ func runAnywhere(ctx context.Context, url string, out io.Writer) error {
 	if url, err = memory.Listen("127.0.0.1:0"); err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "No URL is given, so this runs on a RabbitMQ in memory, which is for tests.")
-	fmt.Fprintln(out, "With -url it runs on yours.")
+	fmt.Fprintln(out, "This runs on hopback's RabbitMQ in memory. To use another one, set HOPBACK_URL.")
 	fmt.Fprintln(out)
 	return run(ctx, url, out)
 }

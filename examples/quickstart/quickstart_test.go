@@ -43,7 +43,7 @@ func TestQuickstartWithoutAURL(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	require.NoError(t, runAnywhere(t.Context(), "", &out), "%s", &out)
-	assert.True(t, strings.HasPrefix(out.String(), "No URL is given, so this runs on a RabbitMQ in memory"), "%s", &out)
+	assert.True(t, strings.HasPrefix(out.String(), "This runs on hopback's RabbitMQ in memory."), "%s", &out)
 	checkOutput(t, out.String())
 }
 
@@ -70,10 +70,10 @@ func checkOutput(t *testing.T, out string) {
 		`o-1 +paid at once +1 +accepted`,
 		`o-2 +the bank fails once +2 +300→\d+ +accepted`,
 		`o-3 +the bank fails three times +4 +300→\d+, 1000→\d+, 2000→\d+ +accepted`,
-		`o-4 +the bank never answers +4 +300→\d+, 1000→\d+, 2000→\d+ +dead: exhausted`,
-		`o-5 +the card is declined +1 +dead: permanent`,
-		`o-6 +the body is broken JSON +1 +dead: undecodable`,
-		`o-7 +the handler panics +1 +dead: panicked`,
+		`o-4 +the bank never answers +4 +300→\d+, 1000→\d+, 2000→\d+ +dead letter: exhausted`,
+		`o-5 +the card is declined +1 +dead letter: permanent`,
+		`o-6 +the body is broken JSON +1 +dead letter: undecodable`,
+		`o-7 +the handler panics +1 +dead letter: panicked`,
 		`o-8 +the bank asks for time +2 +2000→\d+ +accepted`,
 		// The dead-letter queue.
 		`o-4 +exhausted +3 +bank timed out`,
@@ -180,7 +180,7 @@ func TestHostileTextStaysInItsColumn(t *testing.T) {
 	assert.Equal(t, "", clip("abc", 0))
 }
 
-// OnBrokers runs test on every supported broker, in a virtual host of its own.
+// OnBrokers runs test on every supported broker, in a separate virtual host.
 func OnBrokers(t *testing.T, test func(t *testing.T, amqpURL string, queues func() []string)) {
 	t.Helper()
 	for _, version := range []string{"4.3", "4.0"} {

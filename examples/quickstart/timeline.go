@@ -19,8 +19,8 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// timeline prints what happens as it happens, and keeps account of the orders.
-// Its methods are safe for concurrent use.
+// timeline prints events as they happen, and keeps track of the orders. Its methods are safe for
+// concurrent use.
 type timeline struct {
 	start    time.Time
 	colours  bool
@@ -32,7 +32,7 @@ type timeline struct {
 	open     int // accounts that haven't ended
 }
 
-// account is what is known of one order.
+// account is the state of one order.
 type account struct {
 	order      Order
 	attempts   int
@@ -55,7 +55,7 @@ func newTimeline(out io.Writer, orders []Order) *timeline {
 	return t
 }
 
-// watch is a middleware outside of retry.With: it sees what retry.With has decided.
+// watch is a middleware around retry.With: it gets what retry.With decided.
 func (t *timeline) watch(h client.Handler) client.Handler {
 	return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
 		err := h.Handle(ctx, d)
@@ -64,7 +64,7 @@ func (t *timeline) watch(h client.Handler) client.Handler {
 	})
 }
 
-// handled prints one attempt and what follows from it.
+// handled prints one attempt and its result.
 func (t *timeline) handled(d *client.Delivery, err error) {
 	now := time.Now()
 	t.mu.Lock()
@@ -97,8 +97,7 @@ func (t *timeline) handled(d *client.Delivery, err error) {
 		cell(a.order.ID, 5), cell(strconv.Itoa(retries+1), 7), cell(waited, 16), cell(what, 28)), colour, so)
 }
 
-// delayOf reads the delay in the routing key that the copy is sent with:
-// delay.<milliseconds>.<queue>.
+// delayOf reads the delay in the routing key of the retry copy: delay.<milliseconds>.<queue>.
 func delayOf(f client.Forward) time.Duration {
 	_, rest, _ := strings.Cut(f.To.RoutingKey(), ".")
 	ms, _, _ := strings.Cut(rest, ".")
@@ -116,7 +115,7 @@ func (t *timeline) dead(_ context.Context, d *client.Delivery) error {
 	}
 	death := retry.DeadLetterOf(d.Message())
 	a.deadLetter = &death
-	t.ended(a, "dead: "+string(death.Reason))
+	t.ended(a, "dead letter: "+string(death.Reason))
 	return nil
 }
 
@@ -129,12 +128,12 @@ func (t *timeline) account(d *client.Delivery) *account {
 			}
 		}
 	}
-	t.line("", yellow, "a message that nobody here has sent: ignored")
+	t.line("", yellow, "ignored: a message that this run didn't send")
 	return nil
 }
 
-// ended notes where an order is now. A duplicate, such as after a lost connection,
-// changes nothing.
+// ended records where an order ended up. A duplicate, such as after a lost connection, changes
+// nothing.
 func (t *timeline) ended(a *account, how string) {
 	if a.end != "" {
 		return
@@ -149,7 +148,7 @@ func (t *timeline) declared(b client.Broker, p retry.Policy, queue string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var delays []string
-	ladder, _ := p.QueueDelays() // the policy has been used already
+	ladder, _ := p.QueueDelays() // the policy was validated before
 	for _, d := range ladder {
 		delays = append(delays, human(d))
 	}
@@ -162,15 +161,15 @@ func (t *timeline) published(n int) {
 	defer t.mu.Unlock()
 	t.line("", "", fmt.Sprintf("%d orders published, each confirmed by the broker", n))
 	t.line("", "", "")
-	t.line("", bold, "   time  order  attempt  asked → had       what happened                 and so")
+	t.line("", bold, "   time  order  attempt  delay → actual    what happened                 result")
 }
 
-// tables prints where everything is. The error says what is unaccounted for.
+// tables prints where everything ended up. The error names orders that are unaccounted for.
 func (t *timeline) tables(queue string, left uint64, why error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.line("", "", "")
-	t.line("", bold, "order  story                       attempts  delays asked→had, in ms           ended")
+	t.line("", bold, "order  what happens                attempts  delay→actual in ms             result")
 	ends := map[string]int{}
 	var missing []string
 	for _, a := range t.accounts {
@@ -194,7 +193,7 @@ func (t *timeline) tables(queue string, left uint64, why error) error {
 			ends["accepted"]++
 		}
 		t.line(fmt.Sprintf("%s  %s  %s  %s  ", cell(a.order.ID, 5), cell(a.order.History, 26),
-			cell(strconv.Itoa(a.attempts), 8), cell(strings.Join(hops, ", "), 32)), colour, end)
+			cell(strconv.Itoa(a.attempts), 8), cell(strings.Join(hops, ", "), 29)), colour, end)
 	}
 	t.line("", "", "")
 	t.line("", "", "In "+queue+":")
@@ -253,8 +252,7 @@ const (
 	reset  = "\x1b[0m"
 )
 
-// line writes one line at once, so that it is seen at once: plain, and the rest in
-// a colour.
+// line writes one line immediately: plain, and then rest in a color.
 func (t *timeline) line(plain, colour, rest string) {
 	rest = clip(rest, columns-utf8.RuneCountInString(plain))
 	if t.colours && colour != "" {
@@ -263,7 +261,7 @@ func (t *timeline) line(plain, colour, rest string) {
 	_, _ = fmt.Fprintln(t.out, strings.TrimRight(plain+rest, " "))
 }
 
-// coloured says whether out is a terminal whose user hasn't asked for no colours
+// coloured reports whether out is a terminal and the user hasn't disabled colors
 // (https://no-color.org).
 func coloured(out io.Writer) bool {
 	f, ok := out.(*os.File)
@@ -280,8 +278,7 @@ func cell(s string, width int) string {
 	return s + strings.Repeat(" ", width-utf8.RuneCountInString(s))
 }
 
-// clip cuts s to a width, and keeps what is in a message or an error from steering
-// the terminal.
+// clip cuts s to a width, and removes control characters: the text may come from a message.
 func clip(s string, width int) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

@@ -69,7 +69,7 @@ func TestEveryPathExists(t *testing.T) {
 		require.NoError(t, err)
 		for _, m := range aPath.FindAllStringSubmatch(string(text), -1) {
 			_, err := os.Stat(filepath.Join(root, m[1]))
-			if err != nil { // beside the document
+			if err != nil { // next to the document
 				_, err = os.Stat(filepath.Join(filepath.Dir(document), m[1]))
 			}
 			assert.NoError(t, err, document)
@@ -168,5 +168,28 @@ func TestEveryFeatureHasItsTest(t *testing.T) {
 	require.Greater(t, len(names), 20)
 	for _, m := range names {
 		assert.True(t, exists[m[1]], "docs/features.md: there is no %s", m[1])
+	}
+}
+
+// Every test that a document names exists, in any module of the repository.
+func TestEveryTestExists(t *testing.T) {
+	t.Parallel()
+	exists := map[string]bool{}
+	require.NoError(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range testOfFile.FindAllStringSubmatch(string(text), -1) {
+			exists[m[1]] = true
+		}
+		return err
+	}))
+	for _, document := range documents(t) {
+		text, err := os.ReadFile(document)
+		require.NoError(t, err)
+		for _, m := range testName.FindAllStringSubmatch(string(text), -1) {
+			assert.True(t, exists[m[1]], "%s: there is no %s", document, m[1])
+		}
 	}
 }

@@ -36,7 +36,7 @@ import (
 )
 
 // A service is one that a Prometheus scrapes: one consumer with retries, and a publisher,
-// on a broker of its own.
+// on a separate broker.
 type aService struct {
 	queue   string
 	broker  *hopbacktest.Broker
@@ -111,7 +111,7 @@ func start(t *testing.T, queue string) *aService {
 	return s
 }
 
-// quick makes the rules' times short, so that a test needn't wait for minutes.
+// quick makes the rules' times short, so that a test doesn't wait for minutes.
 func quick(rules string) string {
 	rules = regexp.MustCompile(`for: \d+m`).ReplaceAllString(rules, "for: 1s")
 	rules = regexp.MustCompile(`\[\d+m\]`).ReplaceAllString(rules, "[6s]")
@@ -160,7 +160,7 @@ func file(t *testing.T, name string) string {
 	return string(text)
 }
 
-// provocations are what makes each alert fire, in a service of its own.
+// provocations are what makes each alert fire, in a separate service.
 var provocations = map[string]func(t *testing.T, s *aService){
 	"HopbackDeadWithoutRetry": func(t *testing.T, s *aService) { s.publish(t, "fails for good") },
 	"HopbackRetriesLate": func(t *testing.T, s *aService) {
@@ -210,7 +210,7 @@ func TestDashboardAndAlertsWithARealPrometheus(t *testing.T) {
 		targets = append(targets, host)
 		instances[name] = host
 	}
-	// A queue that always has messages, none of which waits for long.
+	// A queue that always has messages, but none waits for long.
 	busy := start(t, "busy")
 	services["busy"] = busy
 	targets = append(targets, strings.TrimPrefix(busy.metrics.URL, "http://"))
@@ -345,7 +345,7 @@ func TestFamiliesOfRabbitMQ(t *testing.T) {
 			p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
 			require.NoError(t, err)
 			require.NoError(t, p.PublishAll(t.Context(), []string{"a", "b", "c"}))
-			// The port isn't published, so a shell beside the broker asks.
+			// The port isn't published, so a shell next to the broker asks.
 			path := regexp.MustCompile(`metrics_path: (\S+)`).FindStringSubmatch(file(t, "prometheus.yml"))[1]
 			family := regexp.MustCompile(`family: \[(\w+)\]`).FindStringSubmatch(file(t, "prometheus.yml"))[1]
 			script := `exec 3<>/dev/tcp/127.0.0.1/15692; printf 'GET ` + path + `?family=` + family + ` HTTP/1.0\r\n\r\n' >&3; cat <&3`

@@ -56,7 +56,7 @@ func run(m *testing.M) int {
 
 var siteCount atomic.Int64
 
-// forEachBroker gives each test a virtual host of its own.
+// forEachBroker gives each test a separate virtual host.
 func forEachBroker(t *testing.T, test func(t *testing.T, version, url string)) {
 	t.Helper()
 	t.Parallel()

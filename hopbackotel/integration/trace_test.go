@@ -38,7 +38,8 @@ type row struct {
 
 // TestOrderThatFailsThrice and succeeds: every attempt is a span that links to the creation
 // and to the attempt before, whichever way the message waits. In memory the times are
-// exact; here a retry is never early, and late by less than the machine's delays.
+// exact; here a retry is early by no more than the clock is uncertain, and late by less than the
+// machine's delays.
 func TestOrderThatFailsThrice(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, version, url string) {
 		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative} {
@@ -93,7 +94,7 @@ func TestOrderThatFailsThrice(t *testing.T) {
 						assert.Equal(t, trace.SpanKindConsumer, x.SpanKind)
 						if want.next > 0 {
 							assert.Equal(t, "retry", value(x, "hopback.decision").AsString())
-							assert.Equal(t, string(strategy), value(x, "hopback.lane").AsString())
+							assert.Equal(t, string(strategy), value(x, "hopback.strategy").AsString())
 							assert.Equal(t, want.next, value(x, "hopback.delay.asked").AsFloat64())
 						}
 						if i == 0 {
@@ -104,8 +105,11 @@ func TestOrderThatFailsThrice(t *testing.T) {
 						assert.Equal(t, want.asked, value(x, "hopback.attempt.delay.asked").AsFloat64())
 						had := value(x, "hopback.attempt.delay.had").AsFloat64()
 						t.Logf("REPORT %s on %s: attempt %d was to wait %v s and has waited %.3f s", name, version, want.attempt, want.asked, had)
-						// Times in messages are whole milliseconds.
-						assert.GreaterOrEqual(t, had, want.asked-0.002)
+						early := 0.002 // times in messages are whole milliseconds
+						if strategy == retry.StrategyNative {
+							early = 0.1 // the broker's clock is known to within the time that a message takes to come back
+						}
+						assert.GreaterOrEqual(t, had, want.asked-early)
 						assert.Less(t, had, want.asked+patience.Seconds())
 						assert.Less(t, attempts[i-1].EndTime, x.StartTime)
 					}

@@ -40,7 +40,7 @@ func alarmed(t *testing.T, s *suite.Site) bool {
 // B16: while a broker has an alarm it reads nothing from connections that publish.
 // Publishing waits within its ctx, even with the link's credit and the session's
 // window used up; receiving, accepting, attaching and retries by settlement go on;
-// retries by copies wait; Close ends; and when the alarm is over all goes on, with
+// retries by copies wait; Close ends; and when the alarm is over everything continues, with
 // nothing lost.
 func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 	suite.ForEachOfOursAlone(t, func(t *testing.T, s *suite.Site) {
@@ -147,7 +147,7 @@ func TestAlarmStopsPublishingAndNothingElse(t *testing.T) {
 				// A connection that is blocked can be closed.
 				cutOff := make(chan error, 1)
 				go func() { cutOff <- failingPublisher.Publish(context.Background(), suite.Order{ID: 5000}) }()
-				suite.Poll(t, "one publish waits, and holds up the next", func() bool {
+				suite.Poll(t, "one publish waits, and blocks the next", func() bool {
 					ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 					defer cancel()
 					return errors.Is(failingPublisher.Publish(ctx, suite.Order{ID: 5001}), client.ErrNotSent)
@@ -252,7 +252,7 @@ func TestAlarmUsesUpNoForwardPatience(t *testing.T) {
 		_, err := declare.DeleteQueue(t.Context(), admin.Management(), "delay_1s")
 		require.NoError(t, err)
 		suite.Publish(t, p, suite.Order{ID: -1})
-		suite.Poll(t, "a forward is given up", func() bool { return len(log.With("goes back to its queue")) > 0 })
+		suite.Poll(t, "a forward is given up", func() bool { return len(log.With("returns to its queue")) > 0 })
 		suite.ApplyRetry(t, admin, policy, work)
 		assert.Equal(t, -1, suite.Await(t, retried, "its retry"))
 		for i := range messages {
@@ -279,10 +279,10 @@ func TestAlarmUsesUpNoForwardPatience(t *testing.T) {
 	})
 }
 
-// Alarms that come and go amid a stream of messages cost neither the session nor a
+// Alarms that come and go during a stream of messages cost neither the session nor a
 // message, nor do they make duplicates: nothing is on its way that the broker doesn't
 // take.
-func TestAlarmsAmidAStreamCostNothing(t *testing.T) {
+func TestAlarmsDuringAStreamCostNothing(t *testing.T) {
 	suite.ForEachOfOursAlone(t, func(t *testing.T, s *suite.Site) {
 		const each = 5
 		rounds := 1
@@ -329,7 +329,7 @@ func TestAlarmsAmidAStreamCostNothing(t *testing.T) {
 // A connection that is made in an alarm, over the endpoint whose node leads a queue, asks
 // for the leader on its first session. What it asks isn't answered, and hurts nothing: the
 // alarm is reported after Up, requests end unsent with their ctx, Close ends at once, and
-// nobody is told that the alarm is over before it is.
+// nobody is notified that the alarm is over before it is.
 func TestConnectionsAreMadeAndClosedInAnAlarm(t *testing.T) {
 	suite.ForEachOfOursAlone(t, func(t *testing.T, s *suite.Site) {
 		admin, _ := s.Connect(t)

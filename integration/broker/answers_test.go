@@ -29,10 +29,10 @@ func suspend(t *testing.T, s *suite.Site, queue string) (resume func()) {
 	return resume
 }
 
-// A queue that doesn't answer holds up no answer of another queue: not when it is found
+// A queue that doesn't answer doesn't block the answers of another queue: not when it is found
 // out whether another session would help either, which on a broker's session waits
 // for that queue.
-func TestAQueueThatDoesNotAnswerHoldsUpNoOtherAnswer(t *testing.T) {
+func TestAQueueThatDoesNotAnswerBlocksNoOtherAnswer(t *testing.T) {
 	suite.ForEachOfOurs(t, func(t *testing.T, s *suite.Site) {
 		var mu sync.Mutex
 		var lost []client.Event
@@ -63,8 +63,8 @@ func TestAQueueThatDoesNotAnswerHoldsUpNoOtherAnswer(t *testing.T) {
 		var slowest time.Duration
 		sent := 0
 		began := time.Now()
-		for ; len(log.With("the fault is its queue's")) == 0; sent++ { // 30 s, and as long for the probe
-			require.Less(t, time.Since(began), 100*time.Second, "nobody is told")
+		for ; len(log.With("on another session either; check its queue")) == 0; sent++ { // 30 s, and as long for the probe
+			require.Less(t, time.Since(began), 100*time.Second, "nothing is reported")
 			at := time.Now()
 			suite.Publish(t, p, suite.Order{ID: sent}, client.PublishTo(address.Queue("healthy")))
 			slowest = max(slowest, time.Since(at))
@@ -78,7 +78,7 @@ func TestAQueueThatDoesNotAnswerHoldsUpNoOtherAnswer(t *testing.T) {
 			suite.Publish(t, p, suite.Order{ID: sent}, client.PublishTo(address.Queue("healthy")))
 			time.Sleep(10 * time.Millisecond)
 		}
-		suite.Report(t, s, "%d messages to a healthy queue beside %d to one that doesn't answer for %v: the slowest took %v", sent, stuck, time.Since(began).Round(time.Second), slowest)
+		suite.Report(t, s, "%d messages to a healthy queue, next to %d to one that doesn't answer for %v: the slowest took %v", sent, stuck, time.Since(began).Round(time.Second), slowest)
 
 		resume()
 		for range stuck {

@@ -190,7 +190,7 @@ func TestOneConnServesAThousandConsumers(t *testing.T) {
 	}
 }
 
-// Where the virtual host may have no further connection, those who need one are told so,
+// Where the virtual host may have no further connection, those who need one get an error,
 // and the others don't notice. RabbitMQ closes the socket without a reason.
 func TestARefusedFurtherConnectionHurtsNobodyElse(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {

@@ -100,7 +100,7 @@ func TestReconnectsLeaveNothingBehind(t *testing.T) {
 					st := conn.State()
 					return st.Connected && st.Generation > generation
 				})
-				if n%3 == 0 { // amid the rebuilding of links, or after some work
+				if n%3 == 0 { // while links are rebuilt, or after some work
 					time.Sleep(time.Duration(n%9) * 10 * time.Millisecond)
 				}
 				if n%10 == 0 {

@@ -53,7 +53,7 @@ func TestAPersistedQueueSurvivesAKill(t *testing.T) {
 		t.Skip("it kills its own brokers; HOPBACK_LONG=1 runs it")
 	}
 	suite.NeedReal(t)
-	for _, version := range []string{"4.3", "4.0"} {
+	for _, version := range suite.Versions() {
 		t.Run(version, func(t *testing.T) {
 			const messages = 20
 			own, err := broker.Own(t.Context(), os.Stderr, version)

@@ -15,8 +15,8 @@ import (
 	"github.com/hopback/hopback/integration/internal/suite"
 )
 
-// A queue that doesn't answer, such as one that is without a leader, holds up those
-// who consume from it and nobody else: the connection stays, and other consumers come
+// A queue that doesn't answer, such as one without a leader, blocks its
+// consumers and nobody else: the connection stays, and other consumers come
 // and go on it. RabbitMQ itself gives up on such a queue after 30 s or more.
 func TestAQueueThatDoesNotAnswerHurtsNobodyElse(t *testing.T) {
 	suite.ForEachOfOurs(t, func(t *testing.T, s *suite.Site) {
@@ -47,7 +47,7 @@ func TestAQueueThatDoesNotAnswerHurtsNobodyElse(t *testing.T) {
 				opened = true
 				suite.Consume(t, conn, "later", handler, client.ConsumerConfig{})
 				suite.AwaitConsumers(t, conn, "later", 1)
-				assert.Less(t, time.Since(began), 10*time.Second, "a consumer of another queue attaches meanwhile")
+				assert.Less(t, time.Since(began), 10*time.Second, "a consumer of another queue attaches at the same time")
 				// Who gives up waiting ends at once, and hurts nobody either.
 				require.NoError(t, another())
 				assert.Less(t, time.Since(began), 14*time.Second)

@@ -116,7 +116,7 @@ func serveTLS(t *testing.T, s *suite.Site, a *authority, cert *x509.Certificate,
 	}
 }
 
-// What is wrong with certificates is told of soon, and as such; with the right ones
+// A problem with certificates is reported soon, with its cause; with the right ones
 // hopback connects, comes back, and logs in by them.
 func TestTLS(t *testing.T) {
 	suite.ForEachOfOursAlone(t, func(t *testing.T, s *suite.Site) {
@@ -193,7 +193,7 @@ func TestTLS(t *testing.T) {
 		undo()
 		undo = serveTLS(t, s, ca, cert, key, false)
 		suite.Eventually(t, p, suite.Order{ID: 200})
-		for left := map[int]bool{100: true, 101: true, 200: true}; len(left) > 0; { // what the others sent meanwhile, too
+		for left := map[int]bool{100: true, 101: true, 200: true}; len(left) > 0; { // also what the others sent in between
 			delete(left, suite.Await(t, got, "what was sent by all"))
 		}
 	})

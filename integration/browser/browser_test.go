@@ -34,7 +34,7 @@ import (
 
 var (
 	which  = flag.String("brokers", "all", `"real", "memory", or "all"`)
-	update = flag.Bool("update", false, "write the pictures of docs/desk anew")
+	update = flag.Bool("update", false, "write the pictures of docs/desk again")
 )
 
 // site is a virtual host with a page.
@@ -42,6 +42,7 @@ type site struct {
 	t       *testing.T
 	conn    *client.Conn
 	page    string // its URL
+	memory  *hopbacktest.Broker
 	handled atomic.Int64
 }
 
@@ -75,8 +76,14 @@ func forEachBroker(t *testing.T, test func(s *site, c *chromium)) {
 // inMemory is a site of a broker in memory, for what is about the page alone.
 func inMemory(t *testing.T) *site {
 	t.Helper()
+	return inMemoryAs(t, "")
+}
+
+// inMemoryAs is inMemory with a version of RabbitMQ.
+func inMemoryAs(t *testing.T, version string) *site {
+	t.Helper()
 	needsChromium(t)
-	b := hopbacktest.Start(t, hopbacktest.Config{MaxEvents: -1})
+	b := hopbacktest.Start(t, hopbacktest.Config{MaxEvents: -1, Version: version})
 	api := httptest.NewServer(b.HTTPHandler())
 	t.Cleanup(api.Close)
 	return newSite(t, b.URL(), strings.Replace(api.URL, "http://", "http://guest:guest@", 1), "/", b)
@@ -98,7 +105,7 @@ func admin(t *testing.T, management, method, vhost string) {
 
 func newSite(t *testing.T, amqp, management, vhost string, memory *hopbacktest.Broker) *site {
 	t.Helper()
-	s := &site{t: t}
+	s := &site{t: t, memory: memory}
 	cfg := client.Config{Logger: quiet, Name: "billing-7c9f"}
 	if memory != nil {
 		cfg.Dial = memory.Dial
@@ -159,7 +166,7 @@ func (s *site) shop(fraud string) {
 	require.NoError(t, err)
 	_, err = declare.Apply(t.Context(), s.conn.Management(), topology)
 	require.NoError(t, err)
-	const n = 300 // of which every fourth is handled
+	const n = 300 // every fourth is handled
 	all := make([]order, n)
 	for i := range all {
 		all[i] = order{Order: fmt.Sprintf("o-%d", 4000+i), Total: float64(i%90) + .99}
@@ -252,13 +259,13 @@ func TestSomebodyReplaysAGroup(t *testing.T) {
 		require.Eventually(s.t, func() bool { return s.handled.Load() == before+1 }, patience, 10*time.Millisecond)
 		b.calm()
 
-		// Of a page of messages two are ticked.
+		// Two messages of a page are selected.
 		b.follow("Back to the messages")
-		b.until(loaded + ` && [...document.querySelectorAll("[data-needs-tick]")].every((e) => e.disabled)`)
-		b.click("Tick o-4004")
-		b.click("Tick o-4005")
-		b.until(`document.querySelector("[data-ticked]").textContent === "(2)"`)
-		b.follow("Replay ticked…")
+		b.until(loaded + ` && [...document.querySelectorAll("[data-needs-selection]")].every((e) => e.disabled)`)
+		b.click("Select o-4004")
+		b.click("Select o-4005")
+		b.until(`document.querySelector("[data-selected]").textContent === "(2)"`)
+		b.follow("Replay selected…")
 		b.sees("2 of 224 messages would be replayed")
 		b.follow("Replay 2 now")
 		b.sees("2 messages were replayed")
@@ -275,12 +282,12 @@ func TestSomebodyReplaysAGroup(t *testing.T) {
 		b.until(`document.querySelector("progress").value > 0`)
 		assert.Equal(s.t, true, b.eval("window.same"), "the page wasn't loaded again")
 		b.click("Stop")
-		b.sees("It was stopped")
-		b.follow("Go on with it")
+		b.sees("Stopped. Messages that")
+		b.follow("Resume")
 		b.until(`document.querySelector(".run .lead b") && Number(document.querySelector(".run .lead b").textContent) > 10`)
 		b.calm()
 		b.click("Stop")
-		b.sees("It was stopped")
+		b.sees("Stopped. Messages that")
 		b.calm()
 	})
 }
@@ -359,30 +366,42 @@ func TestPictures(t *testing.T) {
 		return
 	}
 	s, c := inMemory(t), theChromium(t)
-	s.shop("the card is of somebody else")
-	time.Sleep(2 * time.Minute) // so that the letters are of some minutes ago
+	s.busy()
 	b := c.tab(t)
 	shot := func(name string, width, height int) {
-		b.size(width, height)
+		b.screen(width, height, 2)
 		for _, scheme := range []string{"light", "dark"} {
 			b.scheme(scheme)
 			keep(t, name+"-"+scheme+".png", b.picture())
 		}
 		b.scheme("light")
+		b.size(1120, 820)
 	}
-	b.goTo(s, "overview")
-	shot("phone", 390, 820)
-	shot("overview", 1120, 960)
-	b.goTo(s, "message")
-	shot("message", 1120, 820)
-	b.goTo(s, "group")
-	shot("group", 1120, 620)
+	b.size(1120, 820)
+	b.open(s.page)
+	b.sees("context deadline exceeded")
+	shot("phone", 390, 844)
+	shot("overview", 1120, 965)
+	b.follow("charge card")
+	b.sees("The whole group")
+	b.eval(`document.querySelector("details.columns summary").click()`)
+	b.click("shop")
+	b.click("tenant")
+	b.follow("Show columns")
+	shot("group", 1120, 760)
+	b.follow("order-48")
+	b.sees("Attempt 5 failed")
+	b.follow("Show the body")
+	b.sees(`"lines"`)
+	b.eval("scrollTo(0, 0)")
+	shot("message", 1120, 1000)
+	b.follow("its group")
 	b.follow("Replay all…")
 	b.sees("would be replayed")
 	b.eval(`document.querySelector("[name=rate]").value = "30"`)
-	b.follow("Replay 189 now")
-	b.until(`Number(document.querySelector(".run .lead b").textContent) > 70`)
-	shot("replay", 1120, 460)
+	b.follow("Replay 148 now")
+	b.until(`Number(document.querySelector(".run .lead b").textContent) > 60`)
+	shot("replay", 1120, 480)
 }
 
 // wider are the elements that reach beyond the screen.
@@ -453,7 +472,7 @@ func TestByTheKeyboard(t *testing.T) {
 	b.press("o")
 	b.sees("Topology")
 	b.press("r")
-	b.sees("No dry run")
+	b.sees("No runs yet")
 	b.calm()
 }
 
@@ -477,7 +496,7 @@ func TestNoScriptOfAMessageRuns(t *testing.T) {
 	b.follow("Edit…")
 	b.until(`document.querySelector("textarea[name=body]").value.includes("window.hacked")`)
 	b.calm()
-	b.follow("Replay it so")
+	b.follow("Save and replay")
 	b.sees("the edit changes nothing")
 	b.calm()
 

@@ -59,7 +59,7 @@ func needsChromium(t *testing.T) {
 }
 
 // running is the Chromium of all tests, since a start takes seconds of CPU. Each tab has a
-// profile of its own.
+// separate profile.
 var running = sync.OnceValues(startChromium)
 
 func theChromium(t *testing.T) *chromium {
@@ -212,6 +212,7 @@ type tab struct {
 	t       *testing.T
 	c       *chromium
 	session string
+	profile string
 
 	mu       sync.Mutex
 	dialogs  int      // that a script has opened
@@ -245,6 +246,7 @@ func (c *chromium) tab(t *testing.T) *tab {
 		BrowserContextID string `json:"browserContextId"`
 	}
 	b.do("Target.createBrowserContext", nil, &profile)
+	b.profile = profile.BrowserContextID
 	t.Cleanup(func() { (&tab{t: t, c: c}).do("Target.disposeBrowserContext", profile, nil) })
 	var target struct{ TargetID string }
 	b.do("Target.createTarget", map[string]any{"url": "about:blank", "browserContextId": profile.BrowserContextID}, &target)
@@ -271,7 +273,13 @@ func (b *tab) do(method string, params, result any) {
 // size makes the page as large as a screen of that size would.
 func (b *tab) size(width, height int) {
 	b.t.Helper()
-	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}, nil)
+	b.screen(width, height, 1)
+}
+
+// screen is size with a number of pixels for each of CSS's, in both directions.
+func (b *tab) screen(width, height, pixels int) {
+	b.t.Helper()
+	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": pixels, "mobile": width < 600}, nil)
 }
 
 // scheme is light or dark.

@@ -15,9 +15,9 @@ import (
 )
 
 // maxPicture bounds a picture, in bytes.
-const maxPicture = 150 << 10
+const maxPicture = 200 << 10
 
-// keep writes a picture for the documents, in at most 256 colours.
+// keep writes a picture for the documents, in at most 256 colors.
 func keep(t *testing.T, name string, screenshot []byte) {
 	t.Helper()
 	decoded, err := png.Decode(bytes.NewReader(screenshot))
@@ -29,7 +29,7 @@ func keep(t *testing.T, name string, screenshot []byte) {
 	require.NoError(t, os.WriteFile(filepath.Join(docs, name), out.Bytes(), 0o644))
 }
 
-// paletted is the picture in its 256 most frequent colours.
+// paletted is the picture in its 256 most frequent colors.
 func paletted(m image.Image) *image.Paletted {
 	counts := map[color.RGBA]int{}
 	bounds := m.Bounds()

@@ -22,8 +22,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// Whatever is done to the network, the broker and the workers, every message that
-// was accepted is handled, or dead for the right reason; and nothing else is.
+// With every kind of fault in the network, the broker, and the workers, every accepted
+// message is handled, or dead-lettered for the right reason; and nothing else is.
 func TestNothingIsLostInTheShortForm(t *testing.T) {
 	const messages = 4000
 	kinds := []chaos.Kind{chaos.HalfOpen, chaos.Reset, chaos.BrokerKilled, chaos.WorkerKilled}

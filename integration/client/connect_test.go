@@ -55,7 +55,7 @@ func TestNobodyListensIsErrUnreachable(t *testing.T) {
 	suite.Refused(t, fakeURL("amqp", addr), client.ErrUnreachable, suite.RefusedIn)
 }
 
-// Each endpoint is told of when none takes the connection.
+// If no endpoint accepts the connection, the error names each of them.
 func TestEveryEndpointIsNamedWhenNoneTakesTheConnection(t *testing.T) {
 	t.Parallel()
 	first := suite.Listen(t, func(net.Conn) {})
@@ -129,7 +129,7 @@ func TestListenerThatNeverAnswersIsErrUnreachable(t *testing.T) {
 	}
 }
 
-func TestListenerThatNeverAnswersIsGivenUpByDefault(t *testing.T) {
+func TestListenerThatNeverAnswersIsAbandonedByDefault(t *testing.T) {
 	t.Parallel()
 	addr := suite.Listen(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	// Config.ConnectTimeout documents 15 s.
@@ -145,8 +145,8 @@ func TestTLSAgainstAPlainPortIsErrTLS(t *testing.T) {
 	})
 }
 
-// Each missing permission is told of as such, by the operation that needs it, and
-// the connection lives on.
+// The operation that needs a missing permission reports it as such, and the connection
+// stays open.
 func TestMissingPermissionIsErrUnauthorized(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		admin, _ := s.Connect(t)

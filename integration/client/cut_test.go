@@ -37,8 +37,8 @@ func TestNoMessageIsLostWhileConnectionsAreCut(t *testing.T) {
 		publishing, _ := suite.ConnectTo(t, through, suite.Soon)
 		consuming, log := suite.ConnectTo(t, through, suite.Soon)
 
-		// progress is told of every publish and every attempt, so that the cuts come
-		// amid the work, and not by the clock.
+		// progress gets every publish and every attempt, so that the cuts come
+		// during the work, and not by the clock.
 		progress := make(chan struct{}, 100_000)
 		var handled, deadLettered suite.TallyByID
 		suite.Consume(t, consuming, "orders", retry.With(policy)(client.JSON(func(ctx context.Context, o suite.Order) error {

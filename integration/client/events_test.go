@@ -38,7 +38,7 @@ func TestObserveTellsWhatHappened(t *testing.T) {
 		suite.Publish(t, p, "one")
 		suite.Await(t, begun, "a delivery")
 
-		// The connection is lost amid a handler, and no new one is taken for a while.
+		// The connection is lost during a handler, and no new one is accepted for a while.
 		wire.Refuse()
 		wire.Cut()
 		suite.Poll(t, "attempts fail", func() bool { return conn.State().Attempts >= 2 })
@@ -88,7 +88,7 @@ func TestObserveTellsWhatHappened(t *testing.T) {
 		_ = conn.Close(ctx)
 		assert.True(t, conn.State().Closed)
 		assert.False(t, conn.State().Connected)
-		suite.Poll(t, "the end is told", func() bool { return len(seen.Of("connection", client.EventEnded)) == 1 })
+		suite.Poll(t, "the end is reported", func() bool { return len(seen.Of("connection", client.EventEnded)) == 1 })
 		assert.Len(t, seen.Of("consume", client.EventEnded), 1)
 		assert.Len(t, seen.Of("publish", client.EventEnded), 1)
 	})

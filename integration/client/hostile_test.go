@@ -87,7 +87,7 @@ func putRaw(t *testing.T, s *suite.Site, queue string, m *amqp.Message, from, to
 
 // A char, a decimal, a binary for a key or a value nested a million levels deep can be sent
 // by anybody. go-amqp ends the link over most, after which RabbitMQ 4.3 delivers the
-// message again for ever, and the process over the last and over a footer's key. Here they go to the
+// message again endlessly, and the process over the last and over a footer's key. Here they go to the
 // dead-letter queue, or are held where there is none, and the others are handled.
 func TestMessagesThatCannotBeDecodedHarmNoOthers(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -135,7 +135,7 @@ func TestMessagesThatCannotBeDecodedHarmNoOthers(t *testing.T) {
 				suite.Poll(t, "they are in the dead-letter queue", func() bool { return suite.Ready(t, conn, "dead") == n })
 				assert.Len(t, log.With("can't be decoded; it is dead-lettered"), n)
 			} else {
-				suite.Poll(t, "they are held", func() bool { return len(log.With("it is held until the consumer ends")) == n })
+				suite.Poll(t, "they are held", func() bool { return len(log.With("it is held until the consumer stops")) == n })
 			}
 			require.NoError(t, stop())
 			if queue == "nowhere" {
@@ -146,8 +146,7 @@ func TestMessagesThatCannotBeDecodedHarmNoOthers(t *testing.T) {
 	})
 }
 
-// Whatever a sender puts into the headers that hopback reads, and however much of it
-// there is: a failed message is retried and ends where it should, with every strategy.
+// With any content in the headers that hopback reads, and any amount of it, a failed message is retried and ends where it should, with every strategy.
 func TestHostileHeadersAndBodiesAreSurvived(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		loud := make(map[string]any, 10_000)

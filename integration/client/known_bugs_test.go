@@ -24,7 +24,7 @@ func countIn(counts *sync.Map, d *client.Delivery) int64 {
 	return n.(*atomic.Int64).Add(1)
 }
 
-// B1: what was refused is over, whatever becomes of the connection later.
+// B1: what was refused is over, even if the connection changes later.
 func TestRefusedConsumerIsNoGhostAfterAReconnect(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		wire, through := s.Through(t)
@@ -168,7 +168,7 @@ func TestQueueThatIsDeletedAndDeclaredAgainKeepsItsArguments(t *testing.T) {
 	})
 }
 
-// B6: two bindings that differ in their arguments alone are told apart.
+// B6: two bindings that differ only in their arguments are different bindings.
 func TestBindingWithArgumentsIsDeleted(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
@@ -222,8 +222,8 @@ func TestForwardsToMoreAddressesThanASessionHasLinks(t *testing.T) {
 	})
 }
 
-// B17: while there is no broker nothing spins, whoever listens to the connection's
-// state can't hold up its recovery, and what runs goes on afterwards.
+// B17: while there is no broker nothing spins, a callback for the connection's state can't
+// block its recovery, and what runs continues afterwards.
 func TestOutageIsWaitedForWithoutSpinning(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		wire, through := s.Through(t)

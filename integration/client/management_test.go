@@ -273,7 +273,7 @@ func numbers(t *testing.T, text json.RawMessage) map[string]any {
 }
 
 // RabbitMQ ends the whole session over one request for which the user lacks the
-// permission. The requests of others that are under way then succeed all the same.
+// permission. The requests of others that are in flight then still succeed.
 func TestManagementRefusalDoesNotFailOtherRequests(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const each, rounds = 4, 2

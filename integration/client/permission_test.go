@@ -99,13 +99,13 @@ func (l *life) now() int {
 	return len(l.events)
 }
 
-// Whatever is taken from a running consumer and publisher and given back: both come
-// back by themselves, and tell what kept them.
+// A running consumer and publisher lose something and get it back: both recover by
+// themselves, and report what they waited for.
 func TestWhatIsTakenAndGivenBackIsComeBackFrom(t *testing.T) {
 	t.Parallel()
 	for _, loss := range []struct {
 		name string
-		// take takes it; meanwhile is what publishing says then.
+		// take removes something; inParallel is what publishing returns then.
 		take       func(t *testing.T, l *life)
 		inParallel error
 		consumer   error // what the consumer says; nil: the connection says connection
@@ -192,7 +192,7 @@ func TestWhatIsTakenAndGivenBackIsComeBackFrom(t *testing.T) {
 					l.works(t, 1+round)
 					l.notified(t, since, "consume", client.EventUp, nil)
 					l.notified(t, since, "publish", client.EventUp, nil)
-					suite.Report(t, s, "%s given back: a message made its way after %v", loss.name, time.Since(began).Round(time.Millisecond))
+					suite.Report(t, s, "%s restored: a message made its way after %v", loss.name, time.Since(began).Round(time.Millisecond))
 				}
 			})
 		})
@@ -200,7 +200,7 @@ func TestWhatIsTakenAndGivenBackIsComeBackFrom(t *testing.T) {
 }
 
 // A permission that is taken while links are open: 4.3 and 4.0 don't look again at a
-// link that receives; what hopback is told it tells, and comes back from.
+// link that receives; hopback reports what it learns, and recovers.
 func TestPermissionsTakenFromOpenLinks(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		l := newLife(t, s)

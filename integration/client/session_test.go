@@ -53,8 +53,8 @@ func TestSessionTooManyIsErrSessionLimit(t *testing.T) {
 }
 
 // RabbitMQ 4.0 ends a session over an attach to something missing (B5), and doesn't
-// answer a session that begins on its channel right then. Whoever opens and closes
-// beside that is neither hung up nor cut off.
+// answer a session that begins on its channel right then. Others who open and close
+// sessions at the same time neither hang nor lose theirs.
 func TestAttachingToWhatIsMissingHarmsNobodyElse(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const each, rounds = 3, 6
@@ -140,6 +140,6 @@ func TestAttachingToWhatIsMissingHarmsNobodyElse(t *testing.T) {
 		assert.Empty(t, log.With("lost"))
 		assert.Equal(t, node, conn.Broker())
 		assert.Positive(t, got.Load())
-		suite.Report(t, s, "%d openings beside each other, each took %s", len(took), suite.Spread(took))
+		suite.Report(t, s, "%d openings at the same time, each took %s", len(took), suite.Spread(took))
 	})
 }

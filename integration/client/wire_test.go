@@ -75,7 +75,7 @@ func (p *spoken) next() frames.Frame {
 	}
 }
 
-// shown is a frame as it is compared.
+// shown is a frame in the form in which it is compared.
 func shown(f frames.Frame) string {
 	return directName.ReplaceAllString(shownInFull(f), "amq.rabbitmq.reply-to.*")
 }
@@ -180,7 +180,7 @@ func (s step) bytes(t *testing.T) []byte {
 const marker = 60
 
 // answers is what the broker in memory says to each step. It answers in order, so
-// whatever it says to a step is ahead of what it says to the marker.
+// its answer to a step comes before its answer to the marker.
 func answers(t *testing.T, raw string, steps []step) (all [][]string) {
 	p := speak(t, raw)
 	for _, s := range steps {
@@ -343,10 +343,7 @@ func TestTheBrokerInMemoryAnswersAsRabbitMQ(t *testing.T) {
 		"management, credit drained":                {begin, attach(replies()), flow(frames.Flow{Handle: some(1), LinkCredit: some(10), Drain: true})},
 	}
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
-		version := "4.3.6"
-		if !s.Newer() {
-			version = "4.0.5"
-		}
+		version := suite.FullVersion(s.Version)
 		open := step{body: &frames.Open{ContainerID: "test", Hostname: "vhost:" + s.VHost}}
 		for name, steps := range conversations {
 			if !s.Newer() && known[name] != "" {
@@ -392,7 +389,7 @@ func manageRequest(t *testing.T, method, path string, body any) []byte {
 	return b
 }
 
-// manageOnce sends one request on a connection of its own.
+// manageOnce sends one request on a separate connection.
 func manageOnce(t *testing.T, raw, vhost, method, path string, body any) {
 	p := speak(t, raw)
 	some := func(n uint32) frames.Optional[uint32] { return frames.Some(n) }

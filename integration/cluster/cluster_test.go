@@ -98,7 +98,7 @@ func other(c *broker.Cluster, n *broker.Node) *broker.Node {
 }
 
 // moveLeaders moves the leaders of all quorum queues, to a node or, where that is "",
-// each to another replica. That releases what a deposed leader holds up.
+// each to another replica. That releases what a deposed leader blocks.
 func moveLeaders(t *testing.T, c *broker.Cluster, to string) {
 	t.Helper()
 	var queues []struct {

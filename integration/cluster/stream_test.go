@@ -69,7 +69,7 @@ func TestAStreamGoesOnAfterANodeIsKilled(t *testing.T) {
 				cancel()
 			}
 		}()
-		goesOn := func() time.Duration {
+		resumes := func() time.Duration {
 			t.Helper()
 			since := time.Now()
 			poll(t, "messages are handled", func() bool {
@@ -79,13 +79,13 @@ func TestAStreamGoesOnAfterANodeIsKilled(t *testing.T) {
 			})
 			return time.Since(since)
 		}
-		goesOn()
+		resumes()
 
 		require.NoError(t, led.Kill(t.Context()))
 		killed := time.Now()
 		poll(t, "another leader", func() bool { l := leader(t, other(c, led), log.Name); return l != "" && l != led.Name })
 		elected := time.Since(killed)
-		took := goesOn()
+		took := resumes()
 		assert.NotEqual(t, led.Name, conn.Broker().Node)
 		require.NoError(t, led.Start(t.Context()))
 		require.NoError(t, c.AwaitAll(t.Context()))
@@ -94,7 +94,7 @@ func TestAStreamGoesOnAfterANodeIsKilled(t *testing.T) {
 				require.NoError(t, n.Kill(t.Context()))
 				require.NoError(t, n.Start(t.Context()))
 				require.NoError(t, c.AwaitAll(t.Context()))
-				goesOn()
+				resumes()
 			}
 		}
 		close(stop)

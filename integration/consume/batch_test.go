@@ -91,7 +91,7 @@ func TestABatchFills(t *testing.T) {
 	})
 }
 
-// A batch has messages of which one fails once. The connection ends behind each single
+// A batch has messages, and one of them fails once. The connection ends behind each single
 // frame in turn, as in TestNoMessageIsLostWhereverTheConnectionEnds.
 func TestNoMessageOfABatchIsLostWhereverTheConnectionEnds(t *testing.T) {
 	const size = 3
@@ -222,9 +222,11 @@ func TestABatchTellsWhichMessagesTheBrokerHasTakenBack(t *testing.T) {
 			}
 		}
 		assert.NotEmpty(t, want)
-		for len(want) > 0 { // the other may be taken back meanwhile, and come before
+		for len(want) > 0 { // the other may be taken back in between, and come before
 			value := suite.Await(t, again, "what was taken back is delivered again")
-			assert.True(t, all[value].Revoked(), "%d", value)
+			if item := all[value]; item != nil { // on a busy machine, the first batch may have only one
+				assert.True(t, item.Revoked(), "%d", value)
+			}
 			delete(want, value)
 		}
 		suite.Poll(t, "the queue is empty", func() bool { return suite.Ready(t, conn, "slow") == 0 })

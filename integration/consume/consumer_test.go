@@ -79,7 +79,7 @@ func TestASingleActiveConsumerIsToldThatItIsActive(t *testing.T) {
 			return
 		}
 		stop := suite.Consume(t, conn, "orders", to(got, "first"), client.ConsumerConfig{OnActive: notify("first")})
-		assert.Equal(t, "first active", suite.Await(t, notified, "the first is told"))
+		assert.Equal(t, "first active", suite.Await(t, notified, "the first is notified"))
 		second := suite.Consume(t, conn, "orders", to(got, "second"), client.ConsumerConfig{OnActive: notify("second")})
 		standsBy := func() bool { return len(conn.Stats().Consumers) == 2 && conn.Stats().Consumers[1].Up }
 		suite.Poll(t, "the second stands by", standsBy)

@@ -75,7 +75,7 @@ func TestConsumerTimeoutEndsTheHandlersContextAndBlocksTheLateSettlement(t *test
 		assert.ErrorIs(t, e.cause, client.ErrConsumerTimeout)
 		assert.GreaterOrEqual(t, e.after, timeout-100*time.Millisecond)
 		suite.Await(t, again, "the delivery that was taken back")
-		assert.NotEmpty(t, log.With("took a delivery back"))
+		assert.NotEmpty(t, log.With("revoked a delivery"))
 		assert.NotEmpty(t, log.With("handled after its consumer timeout"))
 		suite.Poll(t, "the queue is empty", func() bool { return suite.Ready(t, conn, "slow") == 0 })
 		suite.Report(t, s, "consumer timeout of %v: the handler's ctx ended after %v", timeout, e.after.Round(time.Millisecond))
@@ -104,7 +104,7 @@ func TestAConsumerGoesOnAfterADeliveryWasTakenBack(t *testing.T) {
 		}), client.ConsumerConfig{Concurrency: 2, Prefetch: 64})
 		p := suite.PublisherOf(t, conn, address.Queue("slow"))
 		suite.Publish(t, p, "stuck")
-		suite.Poll(t, "it is taken back", func() bool { return len(log.With("took a delivery back")) > 0 })
+		suite.Poll(t, "it is taken back", func() bool { return len(log.With("revoked a delivery")) > 0 })
 		began := time.Now()
 		suite.Publish(t, p, "other")
 		assert.ElementsMatch(t, []string{"stuck", "other"}, []string{suite.Await(t, others, "a message"), suite.Await(t, others, "a message")})
@@ -160,7 +160,7 @@ func TestAMessageThatAlwaysOutlastsTheConsumerTimeoutEnds(t *testing.T) {
 }
 
 // A Control pauses a consumer: what it has prefetched goes back (4.3) or is kept
-// (4.0), and nothing is handled until it goes on.
+// (4.0), and nothing is handled until it resumes.
 func TestPausedConsumerTakesNothingAndGoesOn(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const messages = 200
@@ -173,11 +173,11 @@ func TestPausedConsumerTakesNothingAndGoesOn(t *testing.T) {
 		control := &client.Control{}
 		handled := make(chan struct{}, 10*messages)
 		running := make(chan struct{}, 10*messages)
-		goOn := make(chan struct{})
+		finish := make(chan struct{})
 		suite.Consume(t, conn, "work", client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
 			running <- struct{}{}
 			select {
-			case <-goOn:
+			case <-finish:
 			case <-ctx.Done():
 			}
 			if c, ok := client.ControlFrom(ctx); !ok || c != control {
@@ -191,7 +191,7 @@ func TestPausedConsumerTakesNothingAndGoesOn(t *testing.T) {
 		}
 		resume := control.Pause()
 		assert.True(t, control.Paused())
-		close(goOn) // those four end, and no other begins
+		close(finish) // those four end, and no other begins
 		for range 4 {
 			suite.Await(t, handled, "a handler that was running")
 		}

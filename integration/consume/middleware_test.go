@@ -28,7 +28,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// arrivals is a Middleware that tells of each delivery before it handles it.
+// arrivals is a Middleware that reports each delivery before it handles it.
 func arrivals(notify func(*client.Delivery)) client.Middleware {
 	return func(h client.Handler) client.Handler {
 		return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
@@ -109,7 +109,7 @@ func TestAMessageWhoseConnectionIsLostIsHandledOnce(t *testing.T) {
 			c.Reconnect = client.ReconnectBackoff{Min: 10 * time.Millisecond, Max: 200 * time.Millisecond}
 		})
 
-		arrived, began, goOn := make(chan int, 10), make(chan int, 10), make(chan struct{})
+		arrived, began, resume := make(chan int, 10), make(chan int, 10), make(chan struct{})
 		duplicates := make(chan int, 10)
 		var calls atomic.Int32
 		h := client.Chain(
@@ -118,7 +118,7 @@ func TestAMessageWhoseConnectionIsLostIsHandledOnce(t *testing.T) {
 		)(client.JSON(func(context.Context, suite.Order) error {
 			calls.Add(1)
 			began <- 1
-			<-goOn
+			<-resume
 			return nil
 		}))
 		suite.Consume(t, conn, "orders", h, client.ConsumerConfig{Concurrency: 2})
@@ -127,7 +127,7 @@ func TestAMessageWhoseConnectionIsLostIsHandledOnce(t *testing.T) {
 		suite.Await(t, began, "its handler")
 		wire.Cut()
 		suite.Await(t, arrived, "the message, again")
-		close(goOn)
+		close(resume)
 		suite.Await(t, duplicates, "the copy being told")
 		suite.Poll(t, "an empty queue", func() bool { return suite.Ready(t, direct, "orders") == 0 })
 		assert.EqualValues(t, 1, calls.Load())
@@ -154,7 +154,7 @@ func TestAnOutageLeavesTheBacklogInItsQueue(t *testing.T) {
 		down.Store(true)
 		// The first deliveries fail, while others are with workers already, which come
 		// to a circuit that is open.
-		opened, beside := make(chan struct{}), make(chan struct{})
+		opened, together := make(chan struct{}), make(chan struct{})
 		open := sync.OnceFunc(func() { close(opened) })
 		var failed, arrived, returned atomic.Int32
 		var handled sync.Map
@@ -168,12 +168,12 @@ func TestAnOutageLeavesTheBacklogInItsQueue(t *testing.T) {
 		})
 		watch := func(h client.Handler) client.Handler {
 			return client.Wrap(h, func(ctx context.Context, d *client.Delivery) error {
-				assert.Zero(t, d.DeliveryCount(), "what is given back must not count")
+				assert.Zero(t, d.DeliveryCount(), "what is requeued must not count")
 				switch n := arrived.Add(1); {
 				case n <= failures:
-					<-beside
+					<-together
 				case n == failures+1:
-					close(beside)
+					close(together)
 					fallthrough
 				default:
 					<-opened
@@ -220,7 +220,7 @@ func TestAnOutageLeavesTheBacklogInItsQueue(t *testing.T) {
 		suite.Poll(t, "empty queues", func() bool { return suite.Ready(t, conn, "orders")+suite.Ready(t, conn, "delay_50ms") == 0 })
 		assert.LessOrEqual(t, int(failed.Load()), most+1)
 		assert.Zero(t, suite.Ready(t, conn, "orders.dead"))
-		suite.Report(t, s, "an outage of %d probes, %d messages: %d failed calls, %d deliveries given back", probes, messages, failed.Load(), returned.Load())
+		suite.Report(t, s, "an outage of %d probes, %d messages: %d failed calls, %d deliveries requeued", probes, messages, failed.Load(), returned.Load())
 	})
 }
 

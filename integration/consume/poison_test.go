@@ -76,7 +76,7 @@ func poisonedWorker(url string) error {
 }
 
 // A message that kills its worker takes the delivery counts of all that was
-// prefetched with it along, twice. Then it is handled alone: it goes on to the
+// prefetched with it along, twice. Then it is handled alone: it reaches the
 // delivery limit, and the others don't.
 func TestPoisonMessageTakesNoNeighbourToTheDeadLetterQueue(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -179,7 +179,7 @@ func TestReportedFailuresAreHandledSideBySide(t *testing.T) {
 			suite.Publish(t, p, suite.Order{ID: id})
 		}
 		for range concurrency {
-			suite.Await(t, done, "a message that failed six times beside three others")
+			suite.Await(t, done, "a message that failed six times next to three others")
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/hopback/hopback/integration/internal/suite"
 )
 
-// Handlers that take long, in every slot of a consumer, hold up neither the signs of
+// Handlers that take long, in every slot of a consumer, block neither the signs of
 // life to the broker, nor other consumers' settlements, nor the recovery.
 func TestSlowHandlersStarveNothing(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -57,7 +57,7 @@ func TestSlowHandlersStarveNothing(t *testing.T) {
 		}
 		assert.Empty(t, log.With("connection lost; reconnecting"))
 		silent := time.Now()
-		for time.Since(silent) < 2*idle { // nothing is published or settled meanwhile
+		for time.Since(silent) < 2*idle { // nothing is published or settled during this time
 			require.True(t, conn.State().Connected)
 			time.Sleep(idle / 10)
 		}

@@ -21,7 +21,7 @@ import (
 
 // A consumer that gets nothing tells an empty queue from a link that the broker has
 // forgotten by the queue's message_count: what is ready, without what is unacknowledged.
-// On 4.0 everybody may look, on 4.3 whoever may read from the queue.
+// On 4.0 everybody can read it, on 4.3 those who have read permission for the queue.
 func TestMessageCountOfAQueueIsWhatIsReady(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)

@@ -62,8 +62,8 @@ func TestCommandDead(t *testing.T) {
 		assert.EqualValues(t, 6, report.Replayed)
 		suite.Poll(t, "ten are back", func() bool { return suite.Ready(t, conn, "orders") == 10 })
 
-		body := filepath.Join(t.TempDir(), "mended.json")
-		require.NoError(t, os.WriteFile(body, []byte(`{"mended":true}`), 0o600))
+		body := filepath.Join(t.TempDir(), "edited.json")
+		require.NoError(t, os.WriteFile(body, []byte(`{"edited":true}`), 0o600))
 		hopback.Dead(suite.ExitUsage, "edit", "orders.dead", "order-1")
 		hopback.Dead(suite.ExitDone, "edit", "orders.dead", "order-1", "--body", body, "--set", "shop=s9")
 		hopback.Dead(suite.ExitNo, "edit", "orders.dead", "order-1", "--body", body)

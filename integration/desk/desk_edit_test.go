@@ -13,8 +13,8 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// An edit that can't be sent says why and exits with what isn't 0. The message stays as it
-// was, and the connection isn't lost over it.
+// An edit that can't be sent fails with the reason and an exit code other than 0. The message
+// stays unchanged, and the connection isn't lost.
 func TestEditThatCannotBeSent(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)

@@ -173,10 +173,10 @@ func TestExportToAFullDisk(t *testing.T) {
 		hopback := s.Shell(t)
 		assert.Contains(t, hopback.Dead(suite.ExitUnknown, "export", "dead", "/dev/full").Stderr, "to continue: the same command with --resume")
 		for says, args := range map[string][]string{
-			"--limit is out of range; use 1 to 10000":                 {"list", "dead", "--limit", "20000"},
-			"select some, or add --all for all messages of the queue": {"replay", "dead"},
-			"--to \"dead\" is the queue":                              {"replay", "dead", "--all", "--to", "dead"},
-			"--rate \"-1\" is out of range":                           {"replay", "dead", "--all", "--rate", "-1"},
+			"--limit is out of range; use 1 to 10000":    {"list", "dead", "--limit", "20000"},
+			"or add --all for all messages of the queue": {"replay", "dead"},
+			"--to \"dead\" is the queue":                 {"replay", "dead", "--all", "--to", "dead"},
+			"--rate \"-1\" is out of range":              {"replay", "dead", "--all", "--rate", "-1"},
 		} {
 			assert.Contains(t, hopback.Dead(suite.ExitUsage, args...).Stderr, says)
 		}
@@ -222,7 +222,7 @@ func TestImportedDeadLettersAreReplayed(t *testing.T) {
 }
 
 // A line that can't be used is refused by its number, and nothing of it reaches the broker.
-// What was before it is there. The import goes on behind what was confirmed.
+// What was before it is there. The import continues after the confirmed lines.
 func TestHostileLinesAreRefusedByNumber(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)

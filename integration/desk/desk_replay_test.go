@@ -93,7 +93,7 @@ func (h *handled) Handle(_ context.Context, d *client.Delivery) error {
 }
 
 // A group is found by its survey, shown, and replayed. All others stay where they are. The
-// replayed ones begin anew, GiveUpAfter included, and say that they were replayed.
+// replayed ones start over, GiveUpAfter included, and say that they were replayed.
 func TestReplayOfOneGroup(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const n = 400
@@ -118,7 +118,7 @@ func TestReplayOfOneGroup(t *testing.T) {
 		assert.Equal(t, "*desk_test.gatewayError", group.ErrorType)
 		assert.WithinDuration(t, time.Now(), group.Newest, time.Hour)
 		require.NotEmpty(t, survey.Queues)
-		assert.Equal(t, "dead", survey.Queues[0].Role)
+		assert.Equal(t, "dead-letter", survey.Queues[0].Role)
 		assert.EqualValues(t, n, survey.Queues[0].Seen)
 
 		deadLetter, err := d.Show(t.Context(), desk.ShowConfig{Queue: "orders.dead", ID: group.Example})
@@ -286,7 +286,7 @@ func TestAThousandReplaysOfOneMessage(t *testing.T) {
 	})
 }
 
-// What can't go where it should go stays where it is, with the reason, and holds up no
+// What can't go where it should go stays where it is, with the reason, and blocks no
 // other: a queue or an exchange that is gone, and a key that nothing is bound for.
 func TestReplayToWhatIsGone(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -339,7 +339,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 		texts := fmt.Sprint(r.Failures)
 		assert.Contains(t, texts, "no queue is bound")
 		assert.Contains(t, texts, "not-found")
-		assert.Contains(t, texts, "doesn't tell which queue")
+		assert.Contains(t, texts, "doesn't record which queue")
 		assert.Equal(t, 15, suite.Ready(t, conn, "dead"))
 		r, err = d.Replay(t.Context(), desk.ReplayConfig{Queue: "dead", All: true})
 		require.NoError(t, err)
@@ -354,8 +354,8 @@ func TestReplayToWhatIsGone(t *testing.T) {
 	})
 }
 
-// A mended message is replayed with another body and other properties; all else of it is as
-// it was. One that the edit refuses stays.
+// An edited message is replayed with another body and other properties; everything else is
+// unchanged. A message that the edit refuses stays.
 func TestMendedMessageIsReplayed(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
@@ -368,10 +368,10 @@ func TestMendedMessageIsReplayed(t *testing.T) {
 				if !ok || string(b) == "6" {
 					return errors.New("not this one")
 				}
-				e.SetBody([]byte(`{"mended":` + string(b) + `}`))
+				e.SetBody([]byte(`{"edited":` + string(b) + `}`))
 				e.SetContentType("application/json")
 				e.SetProperty("shop", nil)
-				e.SetProperty("mended", true)
+				e.SetProperty("edited", true)
 				return nil
 			},
 		})
@@ -381,10 +381,10 @@ func TestMendedMessageIsReplayed(t *testing.T) {
 		require.Len(t, r.Failures, 1)
 		assert.Equal(t, "order-6", r.Failures[0].MessageID)
 		m := s.Peer(t).Take("orders", 1)[0]
-		assert.JSONEq(t, `{"mended":5}`, string(m.GetData()))
+		assert.JSONEq(t, `{"edited":5}`, string(m.GetData()))
 		assert.Equal(t, "order-5", m.Properties.MessageID)
 		assert.Equal(t, "application/json", *m.Properties.ContentType)
-		assert.Equal(t, map[string]any{"mended": true}, m.ApplicationProperties)
+		assert.Equal(t, map[string]any{"edited": true}, m.ApplicationProperties)
 		assert.Equal(t, 7, suite.Ready(t, conn, "orders.dead"))
 	})
 }

@@ -34,7 +34,7 @@ func twins(t *testing.T, conn *client.Conn, queue string, from, to int) {
 	})
 }
 
-// A discard never removes a message that it hasn't written, whatever is in the file, and
+// A discard never removes a message that it hasn't written, with any content in the file, and
 // messages that differ anywhere have IDs that differ.
 func TestDiscardWritesWhatItRemoves(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/internal/broker"
 )
 
@@ -37,7 +38,7 @@ func TestMain(m *testing.M) {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		var err error
-		if brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0"); err != nil {
+		if brokers, err = broker.Need(ctx, os.Stderr, suite.Versions()...); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
@@ -65,7 +66,7 @@ func forEachVersion(t *testing.T, test func(t *testing.T, v *versus)) {
 			u, err := url.Parse(b.URL)
 			require.NoError(t, err)
 			v := &versus{
-				version: map[string]string{"4.3": "4.3.6", "4.0": "4.0.5"}[b.Version],
+				version: suite.FullVersion(b.Version),
 				dial:    func() (net.Conn, error) { return net.Dial("tcp", u.Host) },
 			}
 			for i := range 2 {

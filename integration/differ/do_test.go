@@ -21,7 +21,7 @@ func (w *world) entries(a args, key func(string) any) frames.Map {
 func asString(s string) any { return s }
 func asSymbol(s string) any { return frames.Symbol(s) }
 
-// value is a value of a sequence as it is sent.
+// value is a value of a sequence in the form in which it is sent.
 func (w *world) value(v any) any {
 	switch v := v.(type) {
 	case string:
@@ -222,7 +222,7 @@ func (w *world) publish(l *link, op publish) {
 	}
 }
 
-// encode is the message as it is sent as the nth of its link.
+// encode is the message in its encoded form, as the nth of its link.
 func (m message) encode(w *world, n int) []byte {
 	if m.Raw != nil {
 		return m.Raw
@@ -270,13 +270,23 @@ func (m message) encode(w *world, n int) []byte {
 
 func (op credit) do(w *world) {
 	if l := w.alive(op.Link, false); l != nil {
-		w.grant(l, op.N, op.Drain)
+		w.grant(l, op.N, op.Drain, op.Tokens...)
 	}
 }
 
-func (w *world) grant(l *link, n uint32, drain bool) {
+func (w *world) grant(l *link, n uint32, drain bool, tokens ...any) {
 	l.credit = n
-	l.session.write(l.session.flow(l.handle, l.count, n, drain), nil)
+	f := l.session.flow(l.handle, l.count, n, drain)
+	if len(tokens) > 0 {
+		var claimed any = frames.Array{Type: frames.CodeString32, Elements: tokens}
+		for _, token := range tokens {
+			if _, ok := token.(string); !ok {
+				claimed = frames.List(tokens)
+			}
+		}
+		f.Properties = frames.Map{{Key: frames.Symbol("rabbitmq:deferral-tokens"), Value: claimed}}
+	}
+	l.session.write(f, nil)
 }
 
 func (op settle) do(w *world) {
@@ -378,7 +388,7 @@ func (op hangUp) do(w *world) {
 	}
 }
 
-// tail is done behind each sequence: the sessions give back what they hold, one after the other,
+// tail is done behind each sequence: the sessions requeue what they hold, one after the other,
 // and then it is taken.
 func (w *world) tail() sequence {
 	s := sequence{endSession{"c0.0"}, endSession{"c0.1"}, endSession{"c0.2"}, endSession{"c1.0"}, endSession{"c1.1"}, endSession{"c1.2"}}
@@ -388,7 +398,7 @@ func (w *world) tail() sequence {
 	return s
 }
 
-// empty takes what is left in a queue, on a connection of its own.
+// empty consumes what is left in a queue, on a separate connection.
 type empty struct{ Queue string }
 
 func (op empty) do(w *world) {

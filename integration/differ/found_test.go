@@ -26,6 +26,65 @@ var found = []sequence{
 		send{Link: "s1", On: "c1.2", Anonymous: true},
 		publish{Link: "s1", Message: message{To: "/queues/@q1"}},
 	},
+	// Claims of parked messages: with too little credit, by a link that goes, and by another one.
+	{
+		declare{Queue: "@q0"},
+		send{Link: "s0", On: "c0.0", To: "/queues/@q0"},
+		receive{Link: "r0", On: "c0.1", From: "/queues/@q0"},
+		receive{Link: "r1", On: "c1.1", From: "/queues/@q0"},
+		publish{Link: "s0", Count: 4},
+		credit{Link: "r0", N: 4},
+		settle{Link: "r0", First: 0, Last: 2, Outcome: outcome{Kind: "modified", Annotations: args{"x-opt-delivery-time": after(long), "x-opt-deferral-token": "t"}}},
+		publish{Link: "s0", Count: 2},
+		credit{Link: "r1", N: 1, Tokens: []any{"none", "t"}},
+		credit{Link: "r0", N: 2, Tokens: []any{"t"}},
+		detach{Link: "r1"},
+		credit{Link: "r0", N: 2, Tokens: []any{"t"}},
+		settle{Link: "r0", First: 1, Last: 2, Outcome: outcome{Kind: "released"}},
+		credit{Link: "r0", N: 5, Drain: true},
+	},
+	// A claimed message is dead-lettered while its time is ahead: at least once it waits there, too.
+	{
+		declare{Queue: "@q0", Arguments: args{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "@q1", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}},
+		declare{Queue: "@q1"},
+		declare{Queue: "@q2", Arguments: args{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "@q1"}},
+		send{Link: "s0", On: "c0.0", To: "/queues/@q0"},
+		send{Link: "s1", On: "c0.0", To: "/queues/@q2"},
+		receive{Link: "r0", On: "c0.1", From: "/queues/@q0"},
+		receive{Link: "r1", On: "c0.1", From: "/queues/@q2"},
+		publish{Link: "s0"},
+		publish{Link: "s1"},
+		credit{Link: "r0", N: 1},
+		credit{Link: "r1", N: 1},
+		settle{Link: "r0", Outcome: outcome{Kind: "modified", Annotations: args{"x-opt-delivery-time": after(long), "x-opt-deferral-token": "t"}}},
+		settle{Link: "r1", Outcome: outcome{Kind: "modified", Annotations: args{"x-opt-delivery-time": after(long), "x-opt-deferral-token": "t"}}},
+		credit{Link: "r0", N: 1, Tokens: []any{"t"}},
+		credit{Link: "r1", N: 1, Tokens: []any{"t"}},
+		settle{Link: "r0", Outcome: outcome{Kind: "rejected"}},
+		settle{Link: "r1", Outcome: outcome{Kind: "rejected"}},
+		inspect{Queue: "@q1"},
+	},
+	// The type of an exchange with a dash is printed in quotes.
+	{
+		declareExchange{Exchange: "@x0", Type: "direct"},
+		declareExchange{Exchange: "@x0", Type: "x-modulus-hash"},
+		declareExchange{Exchange: "@x1", Type: "x-modulus-hash"},
+		declareExchange{Exchange: "@x1", Type: "fanout"},
+	},
+	// Published for later, with each type of number.
+	{
+		declare{Queue: "@q0"},
+		send{Link: "s0", On: "c0.0", To: "/queues/@q0"},
+		publish{Link: "s0", Message: message{Annotations: args{"x-opt-delivery-time": after(long)}}},
+		publish{Link: "s0", Message: message{Annotations: args{"x-opt-delivery-time": after(-long)}}},
+		publish{Link: "s0", Message: message{Annotations: args{"x-opt-delivery-time": uint64(1 << 63)}}},
+		publish{Link: "s0", Message: message{Annotations: args{"x-opt-delivery-time": 4e12}}},
+		publish{Link: "s0", Message: message{Annotations: args{"x-opt-delivery-time": true}}},
+		publish{Link: "s0", Message: message{Annotations: args{"x-opt-delivery-time": int64(1 << 62), "x-opt-deferral-token": "t"}}},
+		receive{Link: "r0", On: "c0.1", From: "/queues/@q0"},
+		credit{Link: "r0", N: 9, Tokens: []any{"t"}},
+		purge{Queue: "@q0"},
+	},
 	{declare{Queue: "@q0", Kind: "classic", Arguments: args{"x-single-active-consumer": true}}},
 	{
 		declare{Queue: "@q0", Arguments: args{"x-single-active-consumer": true}},
@@ -286,7 +345,7 @@ var found = []sequence{
 		credit{Link: "r1", N: 5},
 		publish{Link: "s0", Count: 5},
 	},
-	{ // with the last message given back, 4.0 forgets whose turn it is
+	{ // with the last message requeued, 4.0 forgets whose turn it is
 		declare{Queue: "@q0", Arguments: args{"x-single-active-consumer": true}},
 		send{Link: "s1", On: "c1.0", Anonymous: true},
 		receive{Link: "r2", On: "c0.1", From: "/queues/@q0"},
@@ -403,7 +462,7 @@ func TestAQueueWithMoreDelayedThanItMayHoldHangs(t *testing.T) {
 		}, 10*time.Second)
 		require.NoError(t, r.err)
 		assert.Negative(t, r.at, "RabbitMQ %s and the one in memory differ:\n%s", v.version, r)
-		assert.Equal(t, v.version == "4.3.6", r.memory[len(r.memory)-1].counts["@q0"] == hung)
+		assert.Equal(t, v.version != "4.0.5", r.memory[len(r.memory)-1].counts["@q0"] == hung)
 	})
 }
 

@@ -39,7 +39,7 @@ type generator struct {
 	// may or may not be told then, so senders and receivers are apart.
 	poison bool
 	// spread are receivers over several sessions of a connection. Then none is cut: in which order
-	// they give back what they hold is anybody's guess.
+	// they requeue what they hold is anybody's guess.
 	spread bool
 	// burst is how many messages are published at once. Where a queue may be full it is one: a
 	// session learns of that when it learns of it, and what a queue drops and dead-letters comes
@@ -145,7 +145,7 @@ func (g *generator) queue(name string) declare {
 }
 
 func (g *generator) exchange(name string) declareExchange {
-	d := declareExchange{Exchange: name, Type: one(g, "direct", "fanout", "topic", "topic", "headers")}
+	d := declareExchange{Exchange: name, Type: one(g, "direct", "fanout", "topic", "topic", "headers", "x-modulus-hash")}
 	if g.in(5) {
 		d.Arguments = args{"alternate-exchange": one(g, g.anExchange(), g.anExchange(), "@none", "amq.fanout")}
 	}
@@ -289,6 +289,9 @@ func (g *generator) outcome() outcome {
 	}
 	if g.in(10) || g.expedited && g.in(4) {
 		o.Annotations = args{"x-opt-delivery-time": after(g.aTime())}
+		if g.in(2) {
+			o.Annotations["x-opt-deferral-token"] = one[any](g, "t0", "t0", "t1", "t1", "t2", []byte("t0"), int64(7))
+		}
 	}
 	if g.poison && g.in(10) {
 		o.Annotations = args{one(g, "no-x", "x-bad"): one[any](g, nil, 1.5)}
@@ -319,7 +322,11 @@ func (g *generator) operation() operation {
 		s.Last = s.First + g.IntN(3)
 		return s
 	case n < 62:
-		return credit{Link: g.aReceiver(), N: uint32(g.IntN(6)), Drain: g.in(4)}
+		c := credit{Link: g.aReceiver(), N: uint32(g.IntN(6)), Drain: g.in(4)}
+		if g.in(5) {
+			c.Tokens = one(g, []any{"t0"}, []any{"t0"}, []any{"t1"}, []any{"t1", "t0"}, []any{"none", "t2"}, []any{"t0", int64(1)})
+		}
+		return c
 	case n < 67:
 		return g.receiver()
 	case n < 71:

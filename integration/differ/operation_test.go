@@ -10,7 +10,7 @@ import (
 )
 
 // operation is one thing that is done to a broker. Its fields are plain values, so that a
-// sequence can be printed, and pasted into a test as it is printed. In strings, @ stands for
+// sequence can be printed, and the printed text pasted into a test. In strings, @ stands for
 // what makes the names of a run its own.
 type operation interface{ do(*world) }
 
@@ -66,11 +66,13 @@ type (
 		Frames  int
 		Message message
 	}
-	// credit grants so much, and has it drained.
+	// credit grants so much, and has it drained. Tokens claim messages that were parked, on RabbitMQ
+	// 4.4; one that isn't text makes them a list.
 	credit struct {
-		Link  string
-		N     uint32
-		Drain bool
+		Link   string
+		N      uint32
+		Drain  bool
+		Tokens []any
 	}
 	// settle settles the unsettled deliveries of a link from the First to the Last, counted
 	// from 0. Unsettled leaves the end of it to the broker.

@@ -178,7 +178,7 @@ func attached(a *frames.Attach) string {
 			target = fmt.Sprintf("{%s durable %s expiry %s}", text(t.Address), optional(t.Durable), t.ExpiryPolicy)
 		}
 	}
-	return fmt.Sprintf("attach handle %d modes %s %s count %s size %s source %s target %s", a.Handle, optional(a.SenderSettleMode), optional(a.ReceiverSettleMode), optional(a.InitialDeliveryCount), optional(a.MaxMessageSize), source, target)
+	return fmt.Sprintf("attach handle %d modes %s %s count %s size %s source %s target %s offers %v", a.Handle, optional(a.SenderSettleMode), optional(a.ReceiverSettleMode), optional(a.InitialDeliveryCount), optional(a.MaxMessageSize), source, target, a.OfferedCapabilities)
 }
 
 func sorted(a args) []string { return slices.Sorted(maps.Keys(a)) }

@@ -73,7 +73,7 @@ func TestExpiredMessageKeepsItsRoutingKey(t *testing.T) {
 // keeps them; an alternate exchange takes them at once.
 func TestAtLeastOnceKeepsMessagesWithoutATargetAndTheAlternateExchangeTakesThem(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
-		const n = 40 // more than the 32 that the broker has under way
+		const n = 40 // more than the 32 that the broker has in flight
 		conn, _ := s.Connect(t)
 		delay := func(name, exchange string) declare.QuorumQueue {
 			q := suite.Quorum(name, declare.DeadLetterTarget{Exchange: exchange})
@@ -233,7 +233,7 @@ func TestModifiedAnnotations(t *testing.T) {
 			p := s.Peer(t)
 			p.Put(name, amqp.NewMessage([]byte("m")))
 			r := p.Receiver(name, 1)
-			// Settled on a session of its own: the redelivery may end it.
+			// Settled on a separate session: the redelivery may end it.
 			_ = r.ModifyMessage(t.Context(), p.Next(r), &amqp.ModifyMessageOptions{Annotations: amqp.Annotations{"x-opt-a": v}})
 			p = s.Peer(t)
 			suite.Poll(t, "it is back", func() bool { return suite.Ready(t, conn, name) > 0 })
@@ -323,7 +323,7 @@ func TestBrokerTimeNeedsPermissions(t *testing.T) {
 	})
 }
 
-// onStart looks at what a Preparer is told.
+// onStart checks what a Preparer gets.
 type onStart struct {
 	client.HandlerFunc
 	peek func(context.Context, client.Start)

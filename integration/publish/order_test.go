@@ -62,12 +62,12 @@ func TestPublishingKeepsOrderWhileConnectionsAreCut(t *testing.T) {
 			messages = first
 			published <- errors.Join(errs...)
 		}()
-		// The cuts come amid the sending, and not by the clock: each a random number of
+		// The cuts come during the sending, and not by the clock: each a random number of
 		// messages after the link was back.
 		apart := int64(messages / cuts * 2 / 3)
 		for done.Load() < int64(cuts) && len(published) == 0 {
 			next := sent.Load() + 1 + random.Int64N(apart)
-			suite.Poll(t, "it goes on", func() bool { return sent.Load() >= next || len(published) > 0 })
+			suite.Poll(t, "it continues", func() bool { return sent.Load() >= next || len(published) > 0 })
 			done.Add(int64(wire.Cut()))
 		}
 		require.NoError(t, <-published) // within ctx

@@ -55,8 +55,8 @@ func TestPublishToWhatIsMissingIsErrNotFound(t *testing.T) {
 	})
 }
 
-// An exchange or queue that goes while a publisher has its link is told of, too,
-// and publishing works again when it is back.
+// An exchange or queue that is deleted while a publisher has its link is reported, too, and
+// publishing works again when it is back.
 func TestPublisherFindsItsQueueAgain(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t, suite.Soon)
@@ -74,8 +74,8 @@ func TestPublisherFindsItsQueueAgain(t *testing.T) {
 	})
 }
 
-// While the exchange is gone a batch is told so, soon and for each message; when it is
-// back, with its binding, publishing goes on.
+// While the exchange is gone, a batch fails soon, with an error for each message; when it is
+// back, with its binding, publishing continues.
 func TestPublisherFindsItsExchangeAgain(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t, suite.Soon)
@@ -114,7 +114,7 @@ func TestPublisherFindsItsExchangeAgain(t *testing.T) {
 			suite.Poll(t, "it publishes", func() bool { return accepted.Load() > was })
 			require.NoError(t, declare.DeleteExchange(t.Context(), conn.Management(), "shop"))
 			notified := refused.Load()
-			suite.Poll(t, "it is told", func() bool { return refused.Load() > notified })
+			suite.Poll(t, "it is reported", func() bool { return refused.Load() > notified })
 			suite.Apply(t, conn, topology)
 		}
 		was := accepted.Load()
@@ -290,7 +290,7 @@ func TestManyPublishersAtOnceAreAllConfirmed(t *testing.T) {
 	})
 }
 
-// Callers that give up amid large messages break nothing for the others (B10, B11).
+// Callers that give up during large messages break nothing for the others (B10, B11).
 func TestCancelledPublishesHarmNobodyElse(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const rounds, large = 40, 1 << 20
@@ -341,8 +341,8 @@ func TestCancelledPublishesHarmNobodyElse(t *testing.T) {
 	})
 }
 
-// A broker that falls silent, with the window full and messages waiting, holds up
-// neither callers nor Close.
+// A broker that falls silent, with the window full and messages waiting, blocks neither
+// callers nor Close.
 func TestClosePublisherEndsThoughTheBrokerIsSilent(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		wire, through := s.Through(t)

@@ -23,7 +23,7 @@ import (
 
 // What schedule relies on, and what keeps it from simpler ways. The highest level of the
 // ladder holds messages for 310 days, which is over 2³² ms: no timer fires early for that.
-// On 4.0 messages would be held up in it by those of a higher priority, for as long. A delivery time that
+// On 4.0 messages of a higher priority would block the others in it for as long. A delivery time that
 // is published has no effect in any version.
 func TestWhatTheLadderOfSchedulesReliesOn(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -47,7 +47,12 @@ func TestWhatTheLadderOfSchedulesReliesOn(t *testing.T) {
 		later := body("published", 4)
 		later.Annotations = amqp.Annotations{"x-opt-delivery-time": time.Now().Add(time.Hour).UnixMilli()}
 		p.Put("at once", later)
-		assert.Equal(t, "published", string(p.Take("at once", 1)[0].GetData()), "its time is ignored")
+		if s.HoldsPublished() {
+			p.Put("at once", body("behind it", 4))
+			assert.Equal(t, "behind it", string(p.Take("at once", 1)[0].GetData()), "the other one's time is to come")
+		} else {
+			assert.Equal(t, "published", string(p.Take("at once", 1)[0].GetData()), "its time is ignored")
+		}
 
 		began := time.Now()
 		p.Put("second", body("low", 4))
@@ -118,10 +123,12 @@ func TestScheduledMessagesComeAtTheirTime(t *testing.T) {
 			assert.Equal(t, id, sent.ID)
 			due[id] = sent.Due
 		}
-		put("gone", schedule.After(3*time.Second), address.Queue("gone"))
+		if !s.HoldsPublished() { // there the queue holds the message, and takes it along
+			put("gone", schedule.After(3*time.Second), address.Queue("gone"))
+		}
 		_, err = declare.Delete(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{suite.Quorum("gone", declare.Drop())}})
 		require.NoError(t, err)
-		require.True(t, time.Now().Before(due["gone"]), "this machine is too slow to delete the queue in time")
+		require.True(t, s.HoldsPublished() || time.Now().Before(due["gone"]), "this machine is too slow to delete the queue in time")
 		put("nowhere", schedule.After(0), address.Exchange("events", "invoice.paid"))
 		put("no exchange", schedule.After(0), address.Exchange("never", ""))
 		put("past", schedule.At(time.Now().Add(-time.Hour)), address.Queue("bound"))
@@ -170,9 +177,13 @@ func TestScheduledMessagesComeAtTheirTime(t *testing.T) {
 			}
 		}
 		lost := (schedule.Names{}).UndeliverableQueue()
-		assert.Equal(t, map[string]string{
+		want := map[string]string{
 			"gone": lost, "nowhere": lost, "no exchange": lost, "past": "bound", "bound": "bound", "exact": "bound", "unbound": "unbound", "topic": "topics", "whole": "bound",
-		}, queues)
+		}
+		if s.HoldsPublished() {
+			delete(want, "gone")
+		}
+		assert.Equal(t, want, queues)
 		fmt.Printf("REPORT %s: late by %v (bound), %v (exact), %v (topic), %v (whole)\n", t.Name(), late["bound"], late["exact"], late["topic"], late["whole"])
 	})
 }

@@ -104,7 +104,7 @@ central:
 		// These queues are classic, so they dead-letter at most once, and the failed queue has
 		// no dead-letter exchange.
 		out := hopback.Run(suite.ExitNo, "run", file)
-		assert.Contains(t, out.Stderr, `guard "failed-queue" at queue "failed"`)
+		assert.Contains(t, out.Stderr, `topology check "failed-queue" failed at queue "failed"`)
 		retrier(t, s, file, "--waive", "failed-queue")
 		suite.AwaitConsumers(t, conn, "failed", 1)
 		a := newAttempts()
@@ -140,7 +140,7 @@ central:
 }
 
 // Central takes the place of the consumer of requeue-queue: it finds the queue by the
-// broker's history, and waits in delay queues beside the other system's.
+// broker's history, and waits in delay queues next to the other system's.
 func TestCentralTakesTheRequeueConsumersPlace(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		loadDefinitions(t, s, requeueQueue)
@@ -175,8 +175,8 @@ central:
 	})
 }
 
-// What RabbitMQ tells of a dead message, and what a publisher can make it tell: Central goes
-// by x-opt-deaths.
+// What RabbitMQ records about a dead letter, and what a publisher can forge: Central relies
+// on x-opt-deaths.
 func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		ctx := context.Background()
@@ -227,7 +227,7 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		assert.Equal(t, "fatal", m.Annotations["x-reason"])
 		assert.Equal(t, "delay", m.Annotations["x-first-death-queue"], "not the work queue")
 
-		// A copy begins anew.
+		// A copy starts over.
 		require.IsType(t, &amqp.StateAccepted{}, p.Send(address.Queue("orders"), client.Copy(m)))
 		m = p.Next(r)
 		assert.NotContains(t, m.Annotations, "x-opt-deaths")

@@ -76,7 +76,7 @@ func TestCentralRetriesByThePolicyWhatWorkersReject(t *testing.T) {
 				{If: retry.OnReason("fatal"), Do: retry.ActionDeadLetter},
 			},
 		}
-		bodies := []string{"ok:0", "once:1", "twice:2", "thrice:3", "always:9", "declined:fatal"}
+		bodies := []string{"ok:0", "once:1", "twice:2", "three times:3", "always:9", "declined:fatal"}
 		conn, _ := s.Connect(t)
 		p := s.Peer(t)
 		suite.ApplyRetry(t, conn, policy, declare.QuorumQueue{Name: "decorated"})
@@ -130,7 +130,7 @@ func TestCentralRetriesByThePolicyWhatWorkersReject(t *testing.T) {
 		}
 		var table strings.Builder
 		for _, b := range bodies {
-			want := map[string]int{"ok:0": 1, "once:1": 2, "twice:2": 3, "thrice:3": 4, "always:9": 4, "declined:fatal": 1}[b]
+			want := map[string]int{"ok:0": 1, "once:1": 2, "twice:2": 3, "three times:3": 4, "always:9": 4, "declined:fatal": 1}[b]
 			fmt.Fprintf(&table, "\n%-14s", b)
 			for _, form := range []string{"decorated", "rejected", "modified"} {
 				var times []time.Time
@@ -172,8 +172,8 @@ func TestCentralRetriesByThePolicyWhatWorkersReject(t *testing.T) {
 	})
 }
 
-// What no worker has rejected is told apart, and dead unless a rule retries it. A message of
-// a queue that isn't configured is kept, too, and told.
+// A message that no worker has rejected gets another reason, and is dead-lettered unless a rule
+// retries it. A message of a queue that isn't configured is kept, too, and reported.
 func TestCentralTellsDeathsApart(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		expired := make(chan struct{}, 10)
@@ -221,12 +221,12 @@ func TestCentralTellsDeathsApart(t *testing.T) {
 		m = p.Take("failed_queue.dead", 1)[0]
 		d = retry.DeadLetterOf(m)
 		assert.Equal(t, [3]string{"unknown-queue", "others", "lost?"}, [3]string{string(d.Reason), d.Queue, string(m.GetData())})
-		suite.Poll(t, "it is told", func() bool { return len(log.With("isn't configured", "others")) == 1 })
+		suite.Poll(t, "it is reported", func() bool { return len(log.With("isn't in CentralConfig.Queues", "others")) == 1 })
 		assert.Zero(t, suite.Ready(t, conn, "parking_queue"))
 	})
 }
 
-// Central moves messages, so a worker gets each one as it was published. On a topology of an
+// Central moves messages, so a worker gets each one as published. On a topology of an
 // earlier release, where the failed queue has another exit, it copies them until TakeOver has
 // removed that. A message at its delivery limit is copied, since its delivery count would go along.
 func TestCentralMovesWhereTheTopologyAllowsIt(t *testing.T) {
@@ -257,10 +257,12 @@ func TestCentralMovesWhereTheTopologyAllowsIt(t *testing.T) {
 		back := again(reject)
 		assert.EqualValues(t, 1, back.ApplicationProperties[retry.CountProperty], "a copy")
 		require.NoError(t, stop())
-		assert.NotEmpty(t, log.With("Central copies messages", "take-over"))
+		assert.NotEmpty(t, log.With("Central copies the messages", "take-over"))
 
 		require.NoError(t, retry.TakeOver(t.Context(), conn.Management(), policy, retry.CentralConfig{Queues: []string{"orders"}}))
-		suite.RunCentral(t, conn, policy, retry.CentralConfig{}, work)
+		// A queue of an application that has nothing to do with it, and faults.
+		s.DeclareQueue(t, "others", map[string]any{"x-queue-type": "classic"})
+		suite.RunCentral(t, conn, policy, retry.CentralConfig{HTTP: s.API(t)}, work)
 		back = again(reject)
 		assert.NotContains(t, back.ApplicationProperties, retry.CountProperty, "moved")
 		assert.EqualValues(t, 1, back.Annotations[annotation.Retries])

@@ -29,7 +29,7 @@ func ahead(by time.Duration) context.Context {
 // With Native the broker measures the delay, from a time that the worker writes. The
 // clocks may differ: no delay is off by a second for that, none of a message's retries is
 // lost, and each costs one delivery.
-func TestNativeKeepsItsDelaysWhateverTheWorkersClockSays(t *testing.T) {
+func TestNativeKeepsItsDelaysWithAnyWorkersClock(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		if !s.Newer() {
 			return // Native is refused

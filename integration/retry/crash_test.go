@@ -21,7 +21,7 @@ import (
 // A message fails once and is handled the second time. Between its first delivery
 // and the settlement of its last, the consumer's connection ends once behind each
 // single frame: the delivery, the transfer of the copy, its confirmation, the
-// settlements, and all that lies between. Whatever the strategy, the message is
+// settlements, and all that lies between. With every strategy, the message is
 // handled to its end afterwards. It is handled to its end twice only where docs/guarantees.md
 // says so: when the connection ends after that, before the broker has heard of it;
 // and, by Republish, when the copy is stored and its original isn't accepted yet.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -131,7 +132,7 @@ func TestWorkersOfDifferentStrategiesShareAQueue(t *testing.T) {
 	})
 }
 
-// A team changes its policy's strategy while messages are under way: it applies the
+// A team changes its policy's strategy while messages are in flight: it applies the
 // new topology over the old one, and starts the new workers.
 func TestLiveQueueMovesFromOneStrategyToAnother(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -193,7 +194,7 @@ var forgedMark = map[string]any{
 }
 
 // The dead-letter exchange looks at annotations and application properties alike. A
-// worker's annotations and the broker's own go before whatever the sender forged.
+// worker's annotations and the broker's own go before what the sender forged.
 func TestForgedMarksOfASender(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
@@ -227,7 +228,7 @@ func TestForgedMarksOfASender(t *testing.T) {
 }
 
 // What remains: a worker of another kind that rejects without a word leaves the
-// sender's mark, or that of an earlier retry by DeadLetter, as it is. The message
+// sender's mark, or that of an earlier retry by DeadLetter, unchanged. The message
 // comes back after the delay as often as it is rejected; it takes its time, isn't
 // lost, and ends at the first worker that knows marks.
 func TestForgedMarkComesBackFromForeignRejectionsButEndsAtAHopbackWorker(t *testing.T) {
@@ -290,6 +291,9 @@ func TestForgedCountsAndTimesEndInTheDeadLetterQueue(t *testing.T) {
 		suite.ApplyRetry(t, conn, policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 2})
 		p := s.Peer(t)
 		total := innocents
+		if s.HoldsPublished() { // anyone who may publish may publish for later: the message waits, and harms no other
+			forgeries = slices.DeleteFunc(forgeries, func(values map[string]any) bool { return values[annotation.DeliveryTime] != nil })
+		}
 		for _, values := range forgeries {
 			for _, m := range forged(values) {
 				if delete(m.Annotations, retry.CountProperty); len(m.Annotations)+len(m.ApplicationProperties) > 0 {
@@ -327,11 +331,11 @@ func TestForgedCountsAndTimesEndInTheDeadLetterQueue(t *testing.T) {
 }
 
 // A queue that is deleted, or unbound, while its messages are delayed: they are
-// parked, and don't hold up those of other queues, though there are more of them
+// parked, and don't block those of other queues, though there are more of them
 // than the broker's dead-letter worker takes on at once (32).
-func TestMessagesWhoseQueueIsGoneAreParkedAndHoldUpNoOthers(t *testing.T) {
+func TestMessagesWhoseQueueIsGoneAreParkedAndBlockNoOthers(t *testing.T) {
 	const messages = 40
-	delay := 3 * time.Second // so that it is gone before they come back
+	delay := 15 * time.Second // so that it is gone before they come back, on a busy machine, too
 	ways := []struct {
 		name string
 		set  func(*retry.Policy)
@@ -339,8 +343,8 @@ func TestMessagesWhoseQueueIsGoneAreParkedAndHoldUpNoOthers(t *testing.T) {
 	}{
 		{"republish", func(*retry.Policy) {}, declare.Binding{Source: "requeue_exchange", Queue: "unbound", Key: "*.*.unbound"}},
 		{"dead-letter", func(p *retry.Policy) { p.Strategy = retry.StrategyDeadLetter }, declare.Binding{Source: "return_exchange", Queue: "unbound", Key: "unbound"}},
-		{"ladder", func(p *retry.Policy) { p.AnyDelay = &retry.Ladder{Unit: 500 * time.Millisecond, Levels: 4} },
-			declare.Binding{Source: "retry_ladder_500ms_4_back", Queue: "unbound", Key: "*.*.*.*.unbound"}},
+		{"ladder", func(p *retry.Policy) { p.AnyDelay = &retry.Ladder{Unit: 500 * time.Millisecond, Levels: 5} },
+			declare.Binding{Source: "retry_ladder_500ms_5_back", Queue: "unbound", Key: "*.*.*.*.*.unbound"}},
 	}
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		for _, way := range ways {

@@ -20,10 +20,10 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Whatever way a handler gives a message up, the message is in the dead-letter
-// queue afterwards as its sender made it, and tells why it is there, how often it
+// However a handler dead-letters a message, the message is in the dead-letter
+// queue afterwards as its sender made it, and records why it is there, how often it
 // was retried and where it came from.
-func TestGivenUpMessageEndsInTheDeadLetterQueueWithItsStory(t *testing.T) {
+func TestExhaustedMessageEndsInTheDeadLetterQueueWithItsHistory(t *testing.T) {
 	errBad := errors.New("bad order")
 	cases := []struct {
 		queue   string
@@ -182,7 +182,7 @@ func TestConsumerKeepsItsWorkersThroughPanics(t *testing.T) {
 			suite.Publish(t, p, suite.Order{ID: i})
 		}
 		for range concurrency {
-			suite.Await(t, good, "a good message, handled beside another")
+			suite.Await(t, good, "a good message, handled next to another")
 		}
 		close(both)
 		s.Peer(t).Take("orders.dead", bad)

@@ -93,8 +93,8 @@ func kinds() map[string]*amqp.Message {
 	return kinds
 }
 
-// What the sender has set arrives after two hops as it arrived the first time, and
-// as it was sent, but for what is documented to change: the ttl is removed, the
+// What the sender has set arrives after two retries the same as the first time, and the
+// same as sent, except for documented changes: the ttl is removed, the
 // delivery's own parts are dropped, and the counter and our and the broker's
 // annotations are added.
 func TestEverythingTheSenderSetSurvivesTwoHops(t *testing.T) {
@@ -233,7 +233,7 @@ func ownAnnotations(m *amqp.Message) map[string]any {
 	return all
 }
 
-// A publisher without an address of its own puts the address into To, where it
+// A publisher without a fixed address puts the address into To, where it
 // stays through the hops.
 func TestToSurvivesHopsOfAMessageThatWasSentByIt(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {

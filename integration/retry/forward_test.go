@@ -22,7 +22,7 @@ import (
 // delay of 3 s.
 type obstacle struct {
 	name string
-	// says is what the log tells beside the address.
+	// says is what the log has besides the address.
 	says string
 	set  func(t *testing.T, s *suite.Site, conn *client.Conn)
 }
@@ -119,11 +119,11 @@ func TestForwardThatIsNeverTakenEndsInTheDeadLetterQueue(t *testing.T) {
 				suite.AwaitConsumers(t, conn, "orders", 1)
 				o.set(t, s, conn)
 				if o.name == "delay queue full" {
-					// What fills it expires meanwhile: keep it full.
+					// The messages that fill it expire: keep it full.
 					keepFull(t, s)
 				}
 				failed := func() int {
-					return len(log.With("a forward failed; the original goes back to its queue", "to="+obstructedAddress, o.says))
+					return len(log.With("a forward failed; the original returns to its queue", "to="+obstructedAddress, o.says))
 				}
 				var m *amqp.Message
 				var before int
@@ -159,7 +159,7 @@ func TestForwardThatIsNeverTakenEndsInTheDeadLetterQueue(t *testing.T) {
 	})
 }
 
-// A foreign work queue without a dead-letter exchange, whose guards are waived, and
+// A foreign work queue without a dead-letter exchange, whose checks are disabled, and
 // which no delay queue is bound for: the consumer says so when it starts, and a
 // message that fails is kept, however low the queue's delivery limit.
 func TestForwardThatIsNeverTakenIsKeptWhereTheQueueWouldDropIt(t *testing.T) {
@@ -178,9 +178,9 @@ func TestForwardThatIsNeverTakenIsKeptWhereTheQueueWouldDropIt(t *testing.T) {
 		})), client.ConsumerConfig{ForwardPatience: 300 * time.Millisecond})
 		suite.AwaitConsumers(t, conn, "orders", 1)
 		for _, problem := range []string{
-			`guard=delay-queue at=orders problem=binding "retry_exchange" to queue "delay_300ms"`, "guard=delay-queue at=delay_300ms", "guard=dead-letter at=orders",
+			`check=delay-queue at=orders problem=binding "retry_exchange" to queue "delay_300ms"`, "check=delay-queue at=delay_300ms", "check=dead-letter at=orders",
 		} {
-			assert.Len(t, log.With("WARN hopback: a waived guard found a fault in the topology", problem), 1, problem)
+			assert.Len(t, log.With("WARN hopback: topology check: a disabled check found a fault", problem), 1, problem)
 		}
 		suite.Publish(t, suite.Publisher[suite.Order](t, conn, address.Queue("orders")), suite.Order{ID: 1})
 		assert.Equal(t, 1, suite.Await(t, attempts, "the first attempt"))
@@ -188,7 +188,7 @@ func TestForwardThatIsNeverTakenIsKeptWhereTheQueueWouldDropIt(t *testing.T) {
 		suite.Poll(t, "the message is kept", func() bool {
 			return len(log.With("a forward failed; the original is kept", "to=/exchanges/retry_exchange/delay.300.orders")) > 4
 		})
-		assert.Empty(t, attempts, "it isn't handled again meanwhile")
+		assert.Empty(t, attempts, "it isn't handled again in between")
 		assert.Empty(t, log.With("the original goes back"))
 		suite.ApplyRetry(t, conn, policy)
 		suite.Apply(t, conn, declare.Topology{Bindings: []declare.Binding{{Source: "requeue_exchange", Queue: "orders", Key: "*.*.orders"}}})

@@ -24,7 +24,7 @@ import (
 )
 
 // cookbook is the definitions file of pattern P4, "RabbitMQ retries with
-// exponential backoff" of Repid's cookbook, as it is printed there.
+// exponential backoff" of Repid's cookbook, as printed there.
 const cookbook = `{
   "vhosts": [{ "name": "/" }],
   "exchanges": [
@@ -101,14 +101,14 @@ func TestGuardsNameWhatTheCookbooksTopologyLacks(t *testing.T) {
 		lacks := []string{
 			"at-most-once at delay_10s: " + atMostOnce,
 			"at-most-once at delay_60s: " + atMostOnce,
-			"dead-letter at my_work_queue: it has no dead-letter exchange, so the broker drops messages that are given up or exceed the delivery limit",
+			"dead-letter at my_work_queue: it has no dead-letter exchange, so the broker drops messages that are dead-lettered or exceed the delivery limit",
 		}
 		policy := retry.Policy{Backoff: retry.Delays(10*time.Second, time.Minute)}
 		assert.Equal(t, lacks, found(policy))
 		policy.Waive = cookbookGuards
 		assert.Empty(t, found(policy))
 
-		// The document's decorator goes on to delays of 5, 10 and 30 minutes, for
+		// The document's decorator continues with delays of 5, 10 and 30 minutes, for
 		// which it declares no queues: what it publishes there is lost.
 		assert.Equal(t, []string{
 			`delay-queue at delay_1800s: it doesn't exist`,
@@ -143,8 +143,8 @@ func TestRetryHopsThroughTheCookbooksTenSecondQueue(t *testing.T) {
 	})
 }
 
-// Workers of both kinds take from one queue. Whoever fails a message, the next one
-// goes on from its count, and the limit holds across both.
+// Workers of both kinds take from one queue. After a failure in either, the next one
+// continues from its count, and the limit holds across both.
 func TestHopbackWorksSideBySideWithTheCookbooksDecorator(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const messages, maxRetries = 120, 4
@@ -228,7 +228,7 @@ func TestHopbackWorksSideBySideWithTheCookbooksDecorator(t *testing.T) {
 }
 
 // decorator runs a worker that does what the document's Python decorator does, on
-// go-amqp itself, until the function that it returns is called. fails is told of
+// go-amqp itself, until the function that it returns is called. fails is called for
 // each attempt.
 func decorator(t *testing.T, s *suite.Site, maxRetries int, backoff []time.Duration, fails func(m *amqp.Message, count int) bool) (stop func()) {
 	t.Helper()

@@ -73,7 +73,7 @@ func TestLaddersOfDifferentLevelsKeepTheirMessagesApart(t *testing.T) {
 	})
 }
 
-// olderLadder is a topology as it was before the unit and the levels were in the names.
+// olderLadder is a topology from before the unit and the levels were in the names.
 func olderLadder(t declare.Topology, ladder string) declare.Topology {
 	old := func(name string) string { return strings.Replace(name, ladder, "retry_ladder_", 1) }
 	for i := range t.Exchanges {

@@ -25,8 +25,8 @@ func TestAMessageExpiresWhileItWaitsNatively(t *testing.T) {
 			return // there is no StrategyNative
 		}
 		conn, _ := s.Connect(t)
-		policy := retry.Policy{Strategy: retry.StrategyNative, MaxRetries: 2, Backoff: retry.Delays(1200 * time.Millisecond)}
-		work := declare.QuorumQueue{Name: "orders", MessageTTL: 2 * time.Second} // longer than one delay, not than both
+		policy := retry.Policy{Strategy: retry.StrategyNative, MaxRetries: 2, Backoff: retry.Delays(3 * time.Second)}
+		work := declare.QuorumQueue{Name: "orders", MessageTTL: 5 * time.Second} // longer than one delay, not than both
 		_, err := retry.Topology(policy, work)
 		require.ErrorContains(t, err, "MessageTTL")
 		policy.Waive = []retry.Guard{retry.GuardDelayQueue}
@@ -36,8 +36,8 @@ func TestAMessageExpiresWhileItWaitsNatively(t *testing.T) {
 		found := suite.Guarded(t, conn, "orders", policy)
 		require.Len(t, found, 1)
 		assert.Equal(t, retry.GuardDelayQueue, found[0].Guard)
-		assert.Contains(t, found[0].Problem, "x-message-ttl of 2000 ms")
-		assert.Contains(t, found[0].Problem, "2.4s")
+		assert.Contains(t, found[0].Problem, "x-message-ttl of 5000 ms")
+		assert.Contains(t, found[0].Problem, "6s")
 		longer := policy
 		longer.MaxRetries = 1
 		assert.Empty(t, suite.Guarded(t, conn, "orders", longer))

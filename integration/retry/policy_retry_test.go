@@ -41,7 +41,7 @@ func TestWorkerNoticesWhatPoliciesDo(t *testing.T) {
 					s.HTTP(t, http.MethodPut, "/policies/"+s.VHost+"/p"+definitionKey(definition), map[string]any{"pattern": name, "apply-to": "queues", "definition": definition}, nil)
 				}
 				suite.Publish(t, p, "y")
-				for _, text := range []string{"Does a policy set message-ttl", "the dead-letter queue is gone. Did a policy delete it"} {
+				for _, text := range []string{"a retry came back early", "the dead-letter queue is gone"} {
 					assert.Eventually(t, func() bool { return len(log.With(text)) == 1 }, suite.Patience, 100*time.Millisecond, text)
 				}
 			})

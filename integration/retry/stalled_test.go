@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// A delay queue that is gone holds up the messages that need it, and no others; when it
+// A delay queue that is gone blocks the messages that need it, and no others; when it
 // is back they go through it, none is dead.
 func TestAMissingDelayQueueLeavesHealthyMessagesTheirSpeed(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -80,15 +80,15 @@ func TestAMissingDelayQueueLeavesHealthyMessagesTheirSpeed(t *testing.T) {
 		alone := handledIn(onlyHealthy)
 		_, err := declare.DeleteQueue(t.Context(), conn.Management(), "delay_3s")
 		require.NoError(t, err)
-		beside := handledIn(all)
-		suite.Report(t, s, "%d healthy messages alone: %v; beside %d that can't be forwarded, with Prefetch 20: %v", len(onlyHealthy), alone, messages/10, beside)
+		together := handledIn(all)
+		suite.Report(t, s, "%d healthy messages alone: %v; together with %d that can't be forwarded, with Prefetch 20: %v", len(onlyHealthy), alone, messages/10, together)
 		// Without room for them to wait it is 2 messages a second: hundreds of times as long.
-		assert.Less(t, beside, 5*alone+5*time.Second)
-		suite.Poll(t, "the outage is told", func() bool { return events(client.EventForwardStalled) == 1 })
+		assert.Less(t, together, 5*alone+5*time.Second)
+		suite.Poll(t, "the outage is reported", func() bool { return events(client.EventForwardStalled) == 1 })
 
 		suite.ApplyRetry(t, conn, policy, work)
 		suite.Poll(t, "all are retried", func() bool { return retried.Load() >= messages/10 })
-		suite.Poll(t, "the end is told", func() bool { return events(client.EventForwardResumed) == 1 })
+		suite.Poll(t, "the end is reported", func() bool { return events(client.EventForwardResumed) == 1 })
 		assert.EqualValues(t, messages/10, retried.Load())
 		assert.Zero(t, suite.Ready(t, conn, "orders.dead"))
 		assert.Equal(t, 1, events(client.EventForwardStalled), "once for the outage")

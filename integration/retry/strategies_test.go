@@ -261,7 +261,7 @@ func TestMiddlewareThatHidesPrepareEndsConsume(t *testing.T) {
 	})
 }
 
-// On a broker that ignores x-opt-delivery-time, a message that was given back with
+// On a broker that ignores x-opt-delivery-time, a message that was returned with
 // it comes back at once. The decorator notices and republishes it.
 func TestIgnoredDeliveryTimeIsNoticedAndRepublished(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -280,7 +280,7 @@ func TestIgnoredDeliveryTimeIsNoticedAndRepublished(t *testing.T) {
 			now := time.Now()
 			once <- now
 			return client.Modify{Annotations: map[string]any{
-				// Long, so that a slow machine can't take it for a difference of clocks.
+				// Long, so that on a slow machine it isn't mistaken for a difference of clocks.
 				annotation.Delay: int64(60_000), annotation.DeliveryTime: now.Add(time.Minute).UnixMilli(), annotation.Retries: int64(1),
 			}}
 		}), client.ConsumerConfig{Prefetch: 1}))

@@ -185,7 +185,7 @@ func pad(cells []string) []string {
 	return padded
 }
 
-// A long delay in front doesn't hold up a short one behind it, whatever the strategy.
+// A long delay in front doesn't block a short one behind it, with any strategy.
 func TestShortDelayIsNotHeldUpByALongOneWithAnyStrategy(t *testing.T) {
 	suite.ForEachStrategy(t, func(t *testing.T, s *suite.Site, policy retry.Policy) {
 		const long, short = 2 * time.Second, 200 * time.Millisecond

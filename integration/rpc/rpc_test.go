@@ -72,7 +72,7 @@ func TestCallGetsItsReply(t *testing.T) {
 
 // The caller of a request that is given up learns why, with every strategy; the request lies in
 // the dead-letter queue. Its reply-to and correlation-id survive the hops.
-func TestCallerLearnsThatItsRequestIsGivenUp(t *testing.T) {
+func TestCallerLearnsThatItsRequestIsAbandoned(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		for _, strategy := range suite.Several(s) {
 			t.Run(string(strategy), func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestCallerLearnsThatItsRequestIsGivenUp(t *testing.T) {
 	})
 }
 
-// A body that can't be read, and an Outcome, are told without retry.With, too.
+// A body that can't be read, and an Outcome, are reported without retry.With, too.
 // A reply that can never be sent isn't tried again, as one is while the broker is away: the
 // handler would only run again. The caller gets an error, and the request is dead-lettered.
 func TestAReplyThatCanNotBeSentIsNotRetried(t *testing.T) {
@@ -296,7 +296,7 @@ func TestRequesterAndResponderOfGoAMQP(t *testing.T) {
 		// They ask, with a message-id alone.
 		suite.Consume(t, conn, "ours", rpc.Respond(suite.Responder(t, conn), add), client.ConsumerConfig{})
 		var replies *amqp.Receiver
-		if s.Newer() {
+		if s.AtLeast("4.2") {
 			replies, err = p.Site.NewReceiver(suite.Within(t), "", &amqp.ReceiverOptions{
 				DynamicAddress: true, SourceCapabilities: []string{"rabbitmq:volatile-queue"}, SourceExpiryPolicy: amqp.ExpiryPolicyLinkDetach,
 				RequestedSenderSettleMode: amqp.SenderSettleModeSettled.Ptr(), Credit: 10,
@@ -326,11 +326,11 @@ func TestRequesterAndResponderOfGoAMQP(t *testing.T) {
 }
 
 // On RabbitMQ 4.2 and later direct replies are dropped beyond the credit of their link, though
-// the broker accepts them. So a requester bounds its calls: with 128 under way for each link,
+// the broker accepts them. So a requester bounds its calls: with 128 in flight for each link,
 // none is dropped even if the requester reads nothing for a while.
 func TestDirectRepliesAreDroppedWithoutCredit(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
-		if !s.Newer() {
+		if !s.AtLeast("4.2") {
 			s.Peer(t).RefusesDynamic(t)
 			return
 		}
@@ -382,7 +382,7 @@ func TestDirectRepliesAreDroppedWithoutCredit(t *testing.T) {
 		})
 		assert.Equal(t, "0", string(m.GetData()), "ten were dropped")
 
-		// A link that is gone takes replies, too, for whoever sends them.
+		// To the sender, a link that is gone still accepts replies.
 		gone := ample.Address()
 		require.NoError(t, ample.Close(suite.Within(t)))
 		send(gone, 1)
@@ -394,7 +394,7 @@ func TestDirectRepliesAreDroppedWithoutCredit(t *testing.T) {
 }
 
 // A call outlives the loss of its connection: with direct replies the request is sent again, and
-// with a queue the reply waits in it. With NoResend the caller of a direct reply is told.
+// with a queue the reply waits in it. With NoResend the caller of a direct reply gets an error.
 func TestCallAndTheLossOfItsConnection(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		direct, _ := s.Connect(t)
@@ -568,8 +568,8 @@ func TestCallsWhileConnectionsAreCut(t *testing.T) {
 			wire, through := s.Through(t)
 			asking, _ := suite.ConnectTo(t, through, suite.Soon)
 			answering, _ := suite.ConnectTo(t, through, suite.Soon)
-			// A handler goes on when it was noticed, or when all cuts are made: so each cut
-			// comes while calls are under way.
+			// A handler continues when it was noticed, or when all cuts are made: so each cut
+			// comes while calls are in flight.
 			progress, cutAll := make(chan struct{}), make(chan struct{})
 			notify := func() {
 				select {
@@ -636,7 +636,7 @@ func TestCallsWhileConnectionsAreCut(t *testing.T) {
 			all.Wait()
 			close(over)
 			done := suite.Await(t, cutting, "the cutting")
-			assert.Equal(t, cuts, done, "cuts, while calls were under way")
+			assert.Equal(t, cuts, done, "cuts, while calls were in flight")
 			assert.Zero(t, wrong.Load(), "answers to other calls")
 			assert.Zero(t, untyped.Load(), "errors without a type")
 			assert.Zero(t, overdue.Load(), "calls that outlived their ctx")
@@ -678,7 +678,7 @@ func TestReplyGoesToReplyQueuesOnly(t *testing.T) {
 		assert.Equal(t, 1, suite.Ready(t, conn, "client.gen-1"))
 		assert.Len(t, log.With("a reply was dropped"), 1, "once a minute")
 
-		// A handler that returns the request as it is would answer itself.
+		// A handler that returns the unchanged request would answer itself.
 		all, err := rpc.NewResponder(suite.Within(t), conn, rpc.ResponderConfig{Allow: func(to address.Address) bool { return true }})
 		require.NoError(t, err)
 		handled := make(chan struct{}, 10_000)

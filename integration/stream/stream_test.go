@@ -120,7 +120,7 @@ func TestStreamRemembersWhereItBegan(t *testing.T) {
 				if name == "next, and filters" {
 					cfg.Filter = stream.Filter{Values: []string{"x"}, MatchUnfiltered: true}
 				}
-				// Whatever is there already holds the first consumer in its handler.
+				// Messages that are already there keep the first consumer in its handler.
 				wait := client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
 					_, found, _ := store.Load(ctx, "c", name)
 					assert.True(t, found, "a message is handled, and no position is saved")
@@ -200,7 +200,7 @@ func TestStreamFilters(t *testing.T) {
 			"SQL":                  {stream.Filter{SQL: "n > 9 AND properties.subject LIKE '%order.%'"}, []int{10, 11}, "4.2"},
 		} {
 			cfg := stream.Config{Filter: c.filter}
-			if c.since != "" && !s.Newer() {
+			if !s.AtLeast(c.since) {
 				refused, ok := errors.AsType[*stream.FilterError](streamError(t, conn, "log", noop, cfg))
 				require.True(t, ok, name)
 				assert.Equal(t, c.since, refused.Since, name)
@@ -211,7 +211,7 @@ func TestStreamFilters(t *testing.T) {
 			assert.Equal(t, c.want, r.Until(c.want[len(c.want)-1]), name)
 			require.NoError(t, r.Stop(), name)
 		}
-		if s.Newer() {
+		if s.AtLeast("4.2") {
 			refused, ok := errors.AsType[*stream.FilterError](streamError(t, conn, "log", noop, stream.Config{Filter: stream.Filter{SQL: "n > > 3"}}))
 			require.True(t, ok)
 			assert.Equal(t, "SQL", refused.Filter)
@@ -266,7 +266,7 @@ func TestStreamRefusals(t *testing.T) {
 		several := batch.JSON(batch.Config{}, func(context.Context, []*batch.Item[int]) error { return nil })
 		bad, ok = errors.AsType[*argument.Error](streamError(t, conn, "log", several, stream.Config{}))
 		require.True(t, ok)
-		assert.Contains(t, bad.Error(), "are handled one at a time")
+		assert.Contains(t, bad.Error(), "handles them one at a time")
 		one := batch.JSON(batch.Config{Size: 1}, func(context.Context, []*batch.Item[int]) error { return retry.Permanent(errors.New("seen")) })
 		_, ok = errors.AsType[*stream.HandlerError](streamError(t, conn, "log", one, stream.Config{}))
 		require.True(t, ok)
@@ -285,7 +285,7 @@ func TestStreamRefusals(t *testing.T) {
 	})
 }
 
-// A consumer goes on where it was, whatever becomes of its connection.
+// A consumer continues where it was, even if its connection is lost.
 func TestStreamConsumerSurvivesItsConnection(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		direct, _ := s.Connect(t)
@@ -341,7 +341,7 @@ func TestStreamDeleted(t *testing.T) {
 	})
 }
 
-// A stream that was declared anew begins with offset 0. RabbitMQ accepts a consumer from an
+// A stream that was declared again begins with offset 0. RabbitMQ accepts a consumer from an
 // offset that isn't there, and leaves out what comes before it.
 func TestStreamPositionBehindTheEnd(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -416,7 +416,7 @@ func TestStreamRetentionUnderALiveConsumer(t *testing.T) {
 			next = n + 1
 		}
 		require.NotEmpty(t, missing, "the consumer got everything: the test shows nothing")
-		suite.Poll(t, "the cause is found beside the deliveries", func() bool { return len(r.Log.With("retention removed messages")) > 0 })
+		suite.Poll(t, "the cause is found while messages are delivered", func() bool { return len(r.Log.With("retention removed messages")) > 0 })
 		assert.Contains(t, r.Log.With("retention removed messages")[0], missing[0])
 		assert.Negative(t, refuse.Load(), "it tried twice")
 		require.NoError(t, r.Stop())
@@ -493,7 +493,7 @@ func TestStreamFailures(t *testing.T) {
 }
 
 // The saved position at each point at which a process can end, if each is saved: see
-// docs/streams.md. A position that can't be saved holds up what follows.
+// docs/streams.md. A position that can't be saved blocks what follows.
 func TestStreamPositions(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)

@@ -3,6 +3,7 @@ package topology_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"slices"
@@ -22,7 +23,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// redeclare makes a delay queue anew, with changes to its arguments and with its
+// redeclare declares a delay queue again, with changes to its arguments and with its
 // binding; nil removes an argument.
 func redeclare(t *testing.T, s *suite.Site, conn *client.Conn, topology declare.Topology, queue string, changes map[string]any) {
 	t.Helper()
@@ -60,7 +61,7 @@ var delayFaults = map[string]struct {
 	"with an expiry":                 {map[string]any{"x-expires": 60_000}, "it is deleted 60000 ms after its declaration"},
 }
 
-// A delay queue that would lose messages, keep them for ever or hand them back at
+// A delay queue that would lose messages, keep them permanently, or return them at
 // another time is refused when the consumer starts.
 func TestGuardsRefuseADelayQueueThatLosesOrKeepsMessages(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -110,6 +111,48 @@ func TestGuardsRefuseABoundedDeadLetterQueue(t *testing.T) {
 			require.Len(t, found, 1)
 			assert.Equal(t, retry.GuardMaxLength, found[0].Guard)
 			assert.Equal(t, queue+".dead", found[0].Queue)
+		}
+	})
+}
+
+// On RabbitMQ 4.4 anyone who may publish can make a queue hang that drops its oldest message: see
+// TestPublishersForLaterHangAQueueThatDropsItsHead. A starting consumer names such queues, and starts: they worked before
+// the broker was upgraded.
+func TestGuardsNameQueuesThatPublishersCanHang(t *testing.T) {
+	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+		conn, _ := s.Connect(t)
+		for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyAuto} {
+			policy := retry.Policy{Strategy: strategy, MaxRetries: 1, Backoff: retry.Delays(2 * time.Second), Waive: []retry.Guard{retry.GuardMaxLength, retry.GuardAtMostOnce}}
+			for _, overflow := range []string{"drop-head", "reject-publish", ""} {
+				queue := string(strategy) + "." + overflow
+				work := declare.QuorumQueue{Name: queue}
+				if strategy == retry.StrategyAuto {
+					work.MessageTTL = time.Second // so that it doesn't choose native
+				}
+				topology, err := retry.Topology(policy, work)
+				require.NoError(t, err)
+				suite.Apply(t, conn, topology)
+				named := []string{queue, queue + ".dead"}
+				for _, bounded := range named {
+					limits := map[string]any{"x-max-length": 50, "x-overflow": overflow}
+					if overflow == "" { // RabbitMQ drops the oldest then
+						limits["x-overflow"] = nil
+					}
+					redeclare(t, s, conn, topology, bounded, limits)
+				}
+				log := suite.NewLogbook(t)
+				start := client.Start{Queue: queue, Broker: conn.Broker(), Management: conn.Management(), Log: slog.New(log)}
+				require.NoError(t, client.Prepare(t.Context(), retry.With(policy)(suite.Nop), start))
+				found := log.With("anyone who may publish to a queue can make it hang")
+				if !s.HoldsPublished() || overflow == "reject-publish" {
+					assert.Empty(t, found, queue)
+					continue
+				}
+				require.Len(t, found, 2, queue)
+				for _, name := range named {
+					assert.Len(t, log.With("anyone who may publish to a queue can make it hang", "at="+name+" ", "reject-publish"), 1, name)
+				}
+			}
 		}
 	})
 }
@@ -175,7 +218,7 @@ func TestWorkerWithTheLeastPermissionsStarts(t *testing.T) {
 		assert.Equal(t, 1, suite.Await(t, attempts, "the first attempt"))
 		assert.Equal(t, 2, suite.Await(t, attempts, "the second attempt"))
 
-		logged := log.With("WARN hopback: the guards skip checks for which the user has no permission")
+		logged := log.With("WARN hopback: topology check: skipped checks that the user has no permission for; grant the listed permissions to run them")
 		if !s.Newer() {
 			assert.Empty(t, logged, "4.0 answers everybody")
 			return
@@ -184,7 +227,7 @@ func TestWorkerWithTheLeastPermissionsStarts(t *testing.T) {
 		for _, text := range []string{
 			"queue=orders", `["delay-queue" "at-most-once"] at queue "delay_200ms"`, `["delivery-limit"] at queue "orders.dead"`,
 			`["delay-queue"] at binding "retry_exchange" to queue "delay_200ms"`,
-			`configure, write or read on queue "delay_200ms"`, `write on the destination and read on the source of binding "requeue_exchange" to queue "orders"`,
+			`configure, write, or read on queue "delay_200ms"`, `write on the destination and read on the source of binding "requeue_exchange" to queue "orders"`,
 		} {
 			assert.Contains(t, logged[0], text)
 		}
@@ -285,7 +328,7 @@ func TestDelayQueueRedeclaredUnderARunningWorkerIsNoticed(t *testing.T) {
 						})
 					}
 					fails("the change is noticed", func() bool {
-						return len(log.With("ERROR hopback: the guards found a fault in the topology of a running consumer", queue, delayFaults[name].says)) > 0
+						return len(log.With("ERROR hopback: topology check: found a fault while the consumer runs; fix it as the error says", queue, delayFaults[name].says)) > 0
 					})
 					if loses {
 						peer := s.Peer(t)
@@ -293,12 +336,12 @@ func TestDelayQueueRedeclaredUnderARunningWorkerIsNoticed(t *testing.T) {
 						fails("what can't wait is dead-lettered", func() bool { return suite.Ready(t, conn, "orders.dead") > n })
 						m := peer.Take("orders.dead", 1)[0]
 						assert.Equal(t, client.ReasonUnforwardable, retry.DeadLetterOf(m).Reason)
-						assert.Contains(t, retry.DeadLetterOf(m).Error, `guard "delay-queue" at queue "`+queue+`"`)
+						assert.Contains(t, retry.DeadLetterOf(m).Error, `topology check "delay-queue" failed at queue "`+queue+`"`)
 						assert.Contains(t, retry.DeadLetterOf(m).Error, "not yet")
 					}
 					redeclare(t, s, conn, topology, queue, map[string]any{"x-message-ttl": 2000, "x-dead-letter-strategy": "at-least-once",
 						"x-dead-letter-exchange": map[retry.Strategy]string{retry.StrategyRepublish: "requeue_exchange", retry.StrategyDeadLetter: "return_exchange"}[strategy]})
-					fails("the repair is noticed", func() bool { return len(log.With("the guards no longer find a fault in the topology")) > 0 })
+					fails("the repair is noticed", func() bool { return len(log.With("topology check: the faults are fixed")) > 0 })
 					before := again.Load()
 					fails("retries go on", func() bool { return again.Load() > before })
 				})
@@ -359,7 +402,7 @@ func TestDeadLetterWithoutItsDelayQueueIsToldApart(t *testing.T) {
 					})
 				}
 				fails("the log tells", func() bool {
-					return len(log.With("ERROR hopback: the guards found a fault in the topology of a running consumer", `guard "delay-queue"`, "hold_2s")) > 0
+					return len(log.With("ERROR hopback: topology check: found a fault while the consumer runs; fix it as the error says", `topology check "delay-queue"`, "hold_2s")) > 0
 				})
 				suite.Apply(t, conn, topology)
 				fails("retries go on", func() bool { return again.Load() > 0 })
@@ -376,7 +419,7 @@ func TestDeadLetterWithoutItsDelayQueueIsToldApart(t *testing.T) {
 // more when it is full. Then the work queue's dead-letter worker stands still, and
 // with it the retries of the DeadLetter strategy. The consumer says so, Verify finds
 // the policy, and nothing is lost. Republish, which doesn't need that worker for
-// retries, goes on.
+// retries, continues.
 func TestFullDeadLetterQueueIsTold(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		for _, strategy := range []retry.Strategy{retry.StrategyDeadLetter, retry.StrategyRepublish} {

@@ -79,7 +79,7 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		assert.Contains(t, hopback.Run(suite.ExitDone, "apply", file).Stdout, `created   binding "shop" to queue "orders", key "order.*"`)
 		assert.NotContains(t, hopback.Run(suite.ExitDone, "apply", file).Stdout, "created")
 		assert.Contains(t, hopback.Run(suite.ExitDone, "plan", "--exit-code", file).Stdout, "Nothing to do")
-		assert.Contains(t, hopback.Run(suite.ExitDone, "verify", file).Stdout, "0 errors, 0 warnings; 30 rules checked, 0 not.")
+		assert.Contains(t, hopback.Run(suite.ExitDone, "verify", file).Stdout, "0 errors, 0 warnings; 34 rules checked, 0 skipped.")
 		hopback.Run(suite.ExitDone, "verify") // the whole virtual host
 
 		// By hand: an argument that differs, and a binding that is gone.
@@ -88,7 +88,7 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		unmake(t, s, "/exchanges/"+s.VHost+"/shop")
 		have := things(t, s)
 		changed := hopback.Run(suite.ExitNo, "plan", file)
-		assert.Contains(t, changed.Stdout, "! queue \"orders\"\n-     x-delivery-limit: \"7\"\n+     x-delivery-limit: \"5\"\n      way out: ")
+		assert.Contains(t, changed.Stdout, "! queue \"orders\"\n-     x-delivery-limit: \"7\"\n+     x-delivery-limit: \"5\"\n      remedy: ")
 		assert.Contains(t, changed.Stdout, "+ exchange \"shop\"")
 		refused := hopback.Run(suite.ExitNo, "apply", file)
 		assert.Contains(t, refused.Stderr, "nothing was done")
@@ -97,7 +97,7 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(hopback.Run(suite.ExitNo, "verify", "--json", file).Stdout), &v))
 		assert.Contains(t, v.Findings, audit.Finding{
 			Rule: "different", Severity: "error", Resource: declare.Resource{Kind: "queue", Name: "orders"}, Argument: "x-delivery-limit",
-			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "run plan, which lists the ways out",
+			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "run plan, which lists the remedies",
 		})
 
 		// A binding whose queue is neither there nor in the file.
@@ -121,7 +121,7 @@ func TestCommandAppliesFromManyAtOnce(t *testing.T) {
 	})
 }
 
-// Who may not, and what isn't there: clear words, an exit code of its own, nothing
+// A missing permission, and a missing resource: clear words, a separate exit code, nothing
 // half done, and never a password.
 func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -137,13 +137,13 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 			}
 			if who == "read only" {
 				// It may look: what can't be told is said with the reason.
-				assert.Contains(t, hopback.Run(suite.ExitDone, "plan", file).Stdout, "lacks the tag for it (management", who)
+				assert.Contains(t, hopback.Run(suite.ExitDone, "plan", file).Stdout, "lacks the required tag (management", who)
 				assert.Contains(t, hopback.Run(suite.ExitNo, "verify", file).Stdout, "not checked: ", who)
 			}
 			r = hopback.Run(suite.ExitUnknown, "verify")
-			assert.Contains(t, r.Stderr, "lacks the tag for it (management", who)
+			assert.Contains(t, r.Stderr, "lacks the required tag (management", who)
 			r = hopback.Run(suite.ExitUnknown, "delete", file)
-			assert.Contains(t, r.Stderr, "lacks the tag", who)
+			assert.Contains(t, r.Stderr, "lacks the required tag", who)
 		}
 		wrong := as(t, s, s.AMQPURLWith(func(u *url.URL) { u.User = url.UserPassword("guest", "not-the-password") }))
 		nowhere := s.Shell(t)
@@ -159,7 +159,7 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 		}
 		asking.Wait()
 		assert.Contains(t, wrong.Run(suite.ExitUnknown, "export").Stderr, "status 401")
-		assert.Contains(t, nowhere.Run(suite.ExitUnknown, "export").Stderr, `there is no vhost "no-such-vhost"`)
+		assert.Contains(t, nowhere.Run(suite.ExitUnknown, "export").Stderr, `the virtual host "no-such-vhost" doesn't exist`)
 		assert.Empty(t, things(t, s), "nothing is half done")
 
 		// Without the HTTP API apply works, plan says what it can't tell, and verify
@@ -167,7 +167,7 @@ func TestCommandWithoutPermissionOrAPI(t *testing.T) {
 		web := httptest.NewServer(http.NotFoundHandler())
 		defer web.Close()
 		for api, says := range map[string]string{
-			"http://127.0.0.1:1": "is the management plugin on", web.URL: "or this isn't the management API", "none": "use the HTTP API",
+			"http://127.0.0.1:1": "check that the management plugin is enabled", web.URL: "or this isn't the management API", "none": "use the HTTP API",
 			"http://guest:not-the-password@" + strings.SplitN(s.ManagementURL, "@", 2)[1]: "status 401",
 		} {
 			hopback := s.Shell(t)
@@ -196,7 +196,7 @@ func TestCommandVerifiesOneTeamsFile(t *testing.T) {
 		theirs := suite.YAML(t, "retry: {delays: [3s], names: {prefix: theirs.}}\nwork-queues: {mails: {delivery-limit: 5}}\n")
 		hopback.Run(suite.ExitDone, "apply", theirs)
 		r := hopback.Run(suite.ExitDone, "verify", ours)
-		assert.Contains(t, r.Stdout, "findings at resources outside the topology, not counted: 2")
+		assert.Contains(t, r.Stdout, "findings outside the topology, not counted: 2")
 		assert.NotContains(t, r.Stdout, "left over")
 		assert.Contains(t, hopback.Run(suite.ExitNo, "verify").Stdout, `queue "theirs"`)
 
@@ -273,6 +273,9 @@ func TestCommandExportsAndImports(t *testing.T) {
 func TestCommandNoticesAnotherBrokersAPI(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		i := slices.IndexFunc(suite.Neighbours(s), func(b *broker.Broker) bool { return b.Version != s.Version })
+		if i < 0 {
+			t.Skip("it needs two brokers, and -brokers names one series")
+		}
 		other := &suite.Site{Broker: suite.Neighbours(s)[i], VHost: s.VHost}
 		other.HTTP(t, http.MethodPut, "/vhosts/"+s.VHost, nil, nil)
 		t.Cleanup(func() { other.Remove(t) })
@@ -298,8 +301,8 @@ func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
 		hopback.Run(suite.ExitDone, "apply", theirs)
 		have := things(t, s)
 		r := hopback.Run(suite.ExitNo, "delete", mine)
-		assert.Contains(t, r.Stderr, `delete exchange "requeue_exchange": in use: it leads to a resource that stays: "requeue_exchange" to queue "invoices"`)
-		assert.Contains(t, r.Stderr, `queue "invoices", which stays, dead-letters to it`)
+		assert.Contains(t, r.Stderr, `delete exchange "requeue_exchange": in use: it routes to a resource outside the topology: "requeue_exchange" to queue "invoices"`)
+		assert.Contains(t, r.Stderr, `queue "invoices" outside the topology dead-letters to it`)
 		assert.Contains(t, r.Stderr, "nothing was deleted; --force deletes without the check")
 		assert.Equal(t, have, things(t, s))
 
@@ -307,7 +310,7 @@ func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
 		own := suite.YAML(t, "queues: {orders: {dead-letter: drop}, orders.dead: {dead-letter: drop}}\nexchanges: {shop: }\nbindings: [{source: requeue_exchange, queue: orders, key: '*.*.orders'}, {source: return_exchange, queue: orders, key: orders}, {source: given_up_exchange, queue: orders.dead, key: orders}]")
 		conn, _ := s.Connect(t)
 		suite.Publish(t, suite.Publisher[int](t, conn, address.Queue("orders")), 1)
-		assert.Contains(t, hopback.Run(suite.ExitNo, "delete", own).Stderr, `queue "orders": in use: 1 messages are ready`)
+		assert.Contains(t, hopback.Run(suite.ExitNo, "delete", own).Stderr, `queue "orders": in use: it contains 1 ready message; drain or purge the queue first`)
 		assert.Equal(t, have, things(t, s))
 		_, err := declare.Purge(t.Context(), conn.Management(), "orders")
 		require.NoError(t, err)
@@ -318,7 +321,7 @@ func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
 	})
 }
 
-// A queue's type is changed from the command line, while a consumer of it goes on.
+// A queue's type is changed from the command line, while a consumer of it keeps running.
 func TestCommandMigrates(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		const messages = 500
@@ -400,7 +403,7 @@ func TestCommandInterrupted(t *testing.T) {
 	})
 }
 
-// The walk in README.md, from an empty broker to a verified topology, is run as it is
+// The walk in README.md, from an empty broker to a verified topology, is run as
 // written, by a shell and the built command: each line says behind its # how its
 // output ends.
 func TestWalkInREADME(t *testing.T) {

@@ -114,7 +114,7 @@ func tree(t *testing.T, text []byte) []string {
 	return logged
 }
 
-// The recipe that this project grew out of can be imported as it is, and Verify says
+// The recipe that this project grew out of can be imported unchanged, and Verify says
 // how it loses messages; what Verify asks for is what a policy or a new queue brings.
 func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -135,7 +135,7 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 			"delay_10s": "at-most-once", "delay_60s": "at-most-once", "my_work_queue": "dead-letter", "requeue_exchange": "alternate-exchange",
 		}, found())
 
-		// All of it can be mended in place, by policies and what they lead to.
+		// All of it can be fixed in place, by policies and what they lead to.
 		s.DeclareExchange(t, "parking", "fanout", true, nil)
 		s.DeclareQueue(t, "parked", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": -1})
 		s.Bind(t, "parking", "parked", "")

@@ -196,7 +196,7 @@ func TestDeleteOnlyWhatIsEmptyAndUnused(t *testing.T) {
 		suite.Publish(t, suite.Publisher[int](t, conn, address.Queue("orders")), 1)
 		_, err := audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Empty: true})
 		require.ErrorIs(t, err, declare.ErrInUse)
-		assert.ErrorContains(t, err, "1 messages are ready")
+		assert.ErrorContains(t, err, "it contains 1 ready message;")
 		_, err = declare.Purge(t.Context(), conn.Management(), "orders")
 		require.NoError(t, err)
 		_, err = audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Unused: true})
@@ -209,7 +209,7 @@ func TestDeleteOnlyWhatIsEmptyAndUnused(t *testing.T) {
 		suite.AwaitConsumers(t, conn, "orders", 1)
 		_, err = audit.DeleteQueueIf(t.Context(), audit.Sources{AMQP: conn.Management()}, "orders", audit.DeleteCondition{Empty: true, Unused: true})
 		require.ErrorIs(t, err, declare.ErrInUse)
-		assert.ErrorContains(t, err, "1 consumers")
+		assert.ErrorContains(t, err, "it has 1 consumer;")
 		require.NoError(t, stop())
 		suite.AwaitConsumers(t, conn, "orders", 0)
 

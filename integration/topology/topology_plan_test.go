@@ -3,6 +3,7 @@ package topology_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
@@ -69,23 +71,23 @@ func TestPlanShowsExactlyWhatWasChangedByHand(t *testing.T) {
 		assert.Equal(t, `! exchange "shop"
 -     alternate-exchange: "elsewhere"
 +     alternate-exchange: "parking_exchange"
-      way out: declare an exchange under another name, bind it, and move the publishers
-      way out: delete it while nobody publishes to it, and run this again; its bindings are deleted with it
+      remedy: declare an exchange under another name, bind it, and move the publishers
+      remedy: delete it while nobody publishes to it, and run this again; its bindings are deleted with it
 ! queue "orders"
 -     x-consumer-timeout: "60000" (integer)
 +     x-consumer-timeout: none
 -     x-delivery-limit: "5" (string)
 +     x-delivery-limit: "5" (integer)
-      way out: declare it as it exists
-      way out: declare it under a new name and move the messages, as package declare/migrate does
-      way out: delete it once it is empty and unused, and run this again
+      remedy: declare it as it exists
+      remedy: declare it under a new name and move the messages, as package declare/migrate does
+      remedy: delete it once it is empty and unused, and run this again
 + binding "requeue_exchange" to queue "orders", key "*.*.orders"
 + binding "return_exchange" to queue "orders", key "orders"
 + binding "shop" to queue "orders", key "order.*"
 + binding "shop" to exchange "shop.eu", key "#"
 `, text.String()[:strings.LastIndex(strings.TrimSpace(text.String()), "\n")+1])
 
-		// Over AMQP alone the queue is told in the same way.
+		// Over AMQP alone the queue is reported in the same way.
 		amqp := plan(t, audit.Sources{AMQP: conn.Management()}, topology)
 		assert.Equal(t, 1, amqp.Count("refuse"), "%s", amqp)
 
@@ -119,14 +121,18 @@ func TestApplyRefusesWhatTheBrokerDoesNotCompare(t *testing.T) {
 		_, err := declare.Apply(t.Context(), conn.Management(), wanted)
 		require.ErrorIs(t, err, declare.ErrConflict)
 		assert.ErrorContains(t, err, `x-quorum-target-group-size: the broker has none, declared is "3"`)
-		assert.ErrorContains(t, err, "set quorum-target-group-size by a policy")
+		assert.ErrorContains(t, err, "set quorum-target-group-size with a policy")
 	})
 }
 
-// Every queue type and every argument comes back as it was declared.
+// Every queue type and every argument comes back as declared.
 func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		conn, _ := s.Connect(t)
+		placement := ""
+		if s.AtLeast("4.4") {
+			placement = "zone"
+		}
 		topology := declare.Topology{
 			Exchanges: []declare.Exchange{
 				{Name: "random", Type: "x-local-random"},
@@ -136,7 +142,7 @@ func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 				declare.QuorumQueue{
 					Name: "quorum", DeliveryLimit: 7, DeadLetter: declare.DeadLetterTarget{Exchange: "random", RoutingKey: "k"},
 					MessageTTL: time.Minute, Expires: time.Hour, MaxLength: 10, MaxLengthBytes: 1 << 20, SingleActiveConsumer: true,
-					InitialGroupSize: 1, TargetGroupSize: 3, LeaderLocator: declare.LeaderBalanced, ConsumerTimeout: time.Minute,
+					InitialGroupSize: 1, TargetGroupSize: 3, PlacementTag: placement, LeaderLocator: declare.LeaderBalanced, ConsumerTimeout: time.Minute,
 					ConsumerDisconnectedTimeout: time.Minute,
 					DelayedRetry:                declare.DelayedRetry{Kind: declare.RetryAll, Min: time.Second, Max: time.Minute},
 					Arguments:                   map[string]any{"x-max-in-memory-length": 5},
@@ -229,7 +235,7 @@ func TestApplyCutAtEveryRequestConvergesWhenRunAgain(t *testing.T) {
 	})
 }
 
-// Who may not is told so in plain words, and nothing is half done.
+// A missing permission is reported in plain words, and nothing is half done.
 func TestPlanAndApplyWithoutPermission(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		topology := shopTopology(t)
@@ -261,7 +267,7 @@ func TestPlanAndApplyWithoutPermission(t *testing.T) {
 			require.Len(t, v.Findings, len(topology.Bindings), "%s", v)
 			assert.Equal(t, "unseen", v.Findings[0].Rule)
 			_, err = planned(ctx, audit.Sources{AMQP: none.Management()}, topology)
-			require.ErrorContains(t, err, "may read nothing")
+			require.ErrorContains(t, err, "has no permission to read any resource")
 			assert.ErrorContains(t, err, "refused for user")
 		} else {
 			// 4.0 asks for no permission at all.
@@ -291,7 +297,7 @@ func TestPlanWithoutTheHTTPAPI(t *testing.T) {
 		suite.Apply(t, conn, topology)
 		off := s.API(t, func(u *url.URL) { u.Host = "127.0.0.1:1" })
 		wrong := s.API(t, func(u *url.URL) { u.User = url.UserPassword("guest", "not-the-password") })
-		for reader, says := range map[audit.Reader]string{off: "is the management plugin on", wrong: "status 401"} {
+		for reader, says := range map[audit.Reader]string{off: "check that the management plugin is enabled", wrong: "status 401"} {
 			d := plan(t, audit.Sources{AMQP: conn.Management(), HTTP: reader}, topology)
 			assert.Equal(t, len(topology.Exchanges), d.Count("unknown"))
 			assert.Contains(t, d.String(), says)
@@ -302,6 +308,50 @@ func TestPlanWithoutTheHTTPAPI(t *testing.T) {
 		missing := &suite.Site{Broker: s.Broker, VHost: "no-such-vhost"}
 		_, err := planned(t.Context(), audit.Sources{HTTP: missing.API(t)}, topology)
 		require.ErrorIs(t, err, declare.ErrNotFound)
-		assert.ErrorContains(t, err, `there is no vhost "no-such-vhost"`)
+		assert.ErrorContains(t, err, `the virtual host "no-such-vhost" doesn't exist`)
+	})
+}
+
+// RabbitMQ 4.4 spreads replicas over the values of a node tag. It refuses an empty key. Earlier versions would ignore the
+// argument, so Apply refuses it there, with the version, and declares nothing.
+func TestPlacementTagsNeedRabbitMQ44(t *testing.T) {
+	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+		conn, _ := s.Connect(t)
+		topology := declare.Topology{
+			Exchanges: []declare.Exchange{{Name: "shop", Type: declare.ExchangeFanout}},
+			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop(), PlacementTag: "zone"}},
+		}
+		report, err := declare.Apply(t.Context(), conn.Management(), topology)
+		verify := func() audit.Verification {
+			v, err := suite.Verified(t.Context(), audit.Sources{HTTP: s.API(t)}, topology)
+			require.NoError(t, err)
+			return v
+		}
+		if !s.AtLeast("4.4") {
+			var refused *argument.Error
+			require.ErrorAs(t, err, &refused)
+			assert.EqualError(t, refused, fmt.Sprintf(`hopback: QuorumQueue("orders").PlacementTag = "zone" needs RabbitMQ 4.4 or later, and the broker is %s, which would ignore it; leave it out, or upgrade the broker`, conn.Broker().Version))
+			assert.Empty(t, report.Steps)
+			_, err = declare.Inspect(t.Context(), conn.Management(), "orders")
+			require.ErrorIs(t, err, declare.ErrNotFound)
+			// Somebody else has declared it. The broker keeps what it ignores.
+			s.DeclareQueue(t, "orders", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": -1, "x-member-placement-tag": "zone"})
+			assert.Contains(t, verify().String(), fmt.Sprintf("x-member-placement-tag has no effect before RabbitMQ 4.4, and this is %s", conn.Broker().Version))
+			return
+		}
+		require.NoError(t, err)
+		assert.True(t, verify().Clean(), "%s", verify())
+		topology.Queues[0] = declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop(), PlacementTag: "rack"}
+		v := verify()
+		require.Len(t, v.Findings, 1, "%s", v)
+		assert.Equal(t, "different", v.Findings[0].Rule)
+		assert.Equal(t, "x-member-placement-tag", v.Findings[0].Argument)
+		_, err = declare.Apply(t.Context(), conn.Management(), topology)
+		require.ErrorIs(t, err, declare.ErrConflict)
+		status, reply, err := s.HTTPStatus(http.MethodPut, "/queues/"+s.VHost+"/nowhere", map[string]any{"durable": true, "arguments": map[string]any{"x-queue-type": "quorum", "x-member-placement-tag": ""}})
+		require.NoError(t, err)
+		assert.Equal(t, http.StatusBadRequest, status)
+		assert.Contains(t, string(reply), "invalid_member_placement_tag_arg")
+		s.Policy(t, "policies", "orders", map[string]any{"member-placement-tag": "rack"})
 	})
 }

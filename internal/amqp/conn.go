@@ -49,12 +49,13 @@ type Peer struct {
 const (
 	// readSize is how much is read at once.
 	readSize = 64 << 10
-	// handshakeLimit bounds the handshake, whatever ctx does; writeLimit one write behind it.
+	// handshakeLimit is the timeout of the handshake, in addition to ctx; writeLimit that of one
+	// later write.
 	handshakeLimit = 30 * time.Second
 	writeLimit     = 30 * time.Second
 	// maxChallenges bounds SASL's dialog.
 	maxChallenges = 8
-	// maxPeerFrame bounds the frames that this end sends, whatever the peer takes.
+	// maxPeerFrame is the maximum size of sent frames, even if the peer allows more.
 	maxPeerFrame = 1 << 20
 )
 
@@ -278,7 +279,7 @@ func (c *Conn) Err() error {
 // dispositions, detaches and ends. While it grows, the peer reads what is sent to it.
 func (c *Conn) Answers() uint64 { return c.answers.Load() }
 
-// Writes counts the begins and ends of writes to the network: it is odd while one is under way.
+// Writes counts the begins and ends of writes to the network: it is odd during a write.
 func (c *Conn) Writes() uint64 { return c.writes.Load() }
 
 // Close closes the connection in order: what was put before is written first. It waits for the

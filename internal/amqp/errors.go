@@ -57,7 +57,7 @@ func (e *Error) Unwrap() error {
 	return e.Err
 }
 
-// Causes of ends, beside those of the network.
+// Causes of a connection's end, in addition to network errors.
 var (
 	// ErrClosed is the cause if this end has closed the link, the session or the connection.
 	ErrClosed = errors.New("closed")

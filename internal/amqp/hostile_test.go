@@ -325,7 +325,7 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// Every step of the handshake may fail, and tells which and why.
+// Every step of the handshake may fail, and the error says which and why.
 func TestHandshakeFails(t *testing.T) {
 	mechanisms := frames.Frame{Type: frames.TypeSASL, Body: &frames.Mechanisms{Mechanisms: []frames.Symbol{"PLAIN"}}}
 	outcome := func(code uint8) frames.Frame {
@@ -398,7 +398,7 @@ func TestHandshakeFails(t *testing.T) {
 	})
 }
 
-// Whatever a peer sends, nothing panics or hangs, and each message gets one answer.
+// No input from a peer causes a panic or a hang, and each message gets one answer.
 func FuzzPeer(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x08\x02\x00\x00\x00"), uint64(1))
 	for _, body := range []frames.Performative{

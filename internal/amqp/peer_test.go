@@ -384,8 +384,8 @@ func TestReceive(t *testing.T) {
 	})
 }
 
-// Neighbors that are settled in the same way leave as one range, in whatever order they are
-// settled. Nothing is settled that wasn't.
+// Neighbors with the same outcome are sent as one range, in any order of settlement. Nothing
+// else is settled.
 func TestSettlementsLeaveAsRanges(t *testing.T) {
 	pair(t, Config{}, func(t *testing.T, c *Conn, p *peer) {
 		s := p.begin(c, SessionConfig{})
@@ -438,7 +438,7 @@ func TestReturnedMessagesKeepTheOrderOfTheirSettlements(t *testing.T) {
 	})
 }
 
-// Random settlements: each delivery is settled once, as it was asked for, and what goes back
+// Random settlements: each delivery is settled once, with the requested outcome, and what goes back
 // does so in order.
 func TestRangesSettleWhatWasSettledAndNothingElse(t *testing.T) {
 	for seed := range uint64(500) {

@@ -6,8 +6,8 @@ import "github.com/hopback/hopback/internal/frames"
 // broker then has one command to put through Raft in place of many. Only what was settled is in
 // them.
 //
-// Accepted messages are gone, so their order doesn't matter, and neighbors are joined in whatever
-// order they come. A message with another outcome goes back to the end of its queue's returned
+// Accepted messages are gone, so their order doesn't matter, and neighbors are joined in any
+// order. A message with another outcome goes back to the end of its queue's returned
 // messages, or to a dead-letter queue. So these leave in the order in which they were settled.
 type ranges struct{ all []span }
 

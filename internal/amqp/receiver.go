@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"context"
+	"slices"
 
 	"github.com/hopback/hopback/internal/frames"
 )
@@ -94,17 +95,46 @@ func (r *Receiver) AddCredit(n uint32) error {
 // Drain adds n to the link's credit, and asks the peer to send what it has for that at once, and
 // to drop the rest. OnDrained is called with the returned count when that is done. A later drain
 // takes the place of one that isn't over.
-func (r *Receiver) Drain(n uint32) (count uint32, err error) {
+func (r *Receiver) Drain(n uint32) (count uint32, err error) { return r.drain(n, nil) }
+
+func (r *Receiver) drain(n uint32, properties frames.Map) (count uint32, err error) {
 	err = r.update(func() {
 		r.credit += n
 		r.draining = true
 		count = r.count + r.credit
-	}, frames.Flow{})
+	}, frames.Flow{Properties: properties})
 	return count, err
 }
 
-// Flow sends the link's credit as it is, with properties. RabbitMQ 4.4 takes
-// "rabbitmq:deferral-tokens" in them.
+// The capability of links to queues whose parked messages can be claimed, and the property of the
+// flow that claims them. MaxClaims is how many tokens one flow may have; for more, RabbitMQ ends
+// the session.
+const (
+	capabilityClaims = frames.Symbol("rabbitmq:deferral-tokens")
+	MaxClaims        = 256
+)
+
+// Claims reports whether the queue gives out parked messages by token: see [Receiver.Claim].
+// RabbitMQ 4.4 does, for quorum queues.
+func (r *Receiver) Claims() bool {
+	return slices.Contains(r.Attached().Capabilities, capabilityClaims)
+}
+
+// Claim is Drain, and claims the messages that are parked under tokens, at most MaxClaims. The
+// peer delivers those before all others, as far as the credit reaches, and the rest for later
+// credit. It ignores unknown tokens.
+func (r *Receiver) Claim(n uint32, tokens []string) (count uint32, err error) {
+	if len(tokens) == 0 {
+		return r.drain(n, nil)
+	}
+	all := frames.Array{Type: frames.CodeString32, Elements: make([]any, len(tokens))}
+	for i, t := range tokens {
+		all.Elements[i] = t
+	}
+	return r.drain(n, frames.Map{{Key: capabilityClaims, Value: all}})
+}
+
+// Flow sends the link's current credit, with properties.
 func (r *Receiver) Flow(properties frames.Map) error {
 	return r.update(func() {}, frames.Flow{Properties: properties})
 }

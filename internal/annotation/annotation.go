@@ -1,7 +1,7 @@
 // Package annotation names the message annotations that hopback writes. docs/annotations.md describes them for readers in other languages.
 package annotation
 
-// Annotations with a message's history, beside client.AnnotationReason and
+// Annotations with a message's history, in addition to client.AnnotationReason and
 // client.AnnotationError. Each is bounded, and overwritten at every failure, so a
 // message doesn't grow however often it fails or is replayed.
 //
@@ -43,7 +43,15 @@ const (
 	// DeliveryTime is RabbitMQ's own annotation, a time: the queue doesn't
 	// deliver the message before it. RabbitMQ below 4.3 ignores it.
 	DeliveryTime = "x-opt-delivery-time"
+	// DeferralToken is RabbitMQ's own annotation, a string: a consumer had the queue hold the
+	// message until its DeliveryTime, or until a consumer claims it by this token. RabbitMQ
+	// below 4.4 ignores it. The annotation outlasts the wait.
+	DeferralToken = "x-opt-deferral-token"
 )
+
+// Parked is when a message comes that client.Park has parked, unless it is claimed: milliseconds
+// since 1970 by the broker's clock, an int64. 0 means that it isn't parked any more.
+const Parked = "x-opt-hopback-parked"
 
 // Annotations that package client exports under names that begin with Annotation.
 const (
@@ -72,8 +80,8 @@ const (
 	Lives = "x-opt-hopback-lives"
 )
 
-// Annotations of a scheduled message. Those of a message that comes by way of Dispatch are
-// fewer: what they hold is where it belongs again.
+// Annotations of a scheduled message. Messages sent through Dispatch carry fewer annotations:
+// only those that say where the message goes.
 const (
 	// Due holds when the message is due, by the broker's clock, in milliseconds
 	// since 1970, an int64.
@@ -84,7 +92,7 @@ const (
 	// would end the wait.
 	TTL = "x-opt-hopback-schedule-ttl"
 	// Priority holds its priority, an int64, if that isn't 4. In the ladder it
-	// would hold up messages of other priorities.
+	// would block messages of other priorities.
 	Priority = "x-opt-hopback-schedule-priority"
 )
 

@@ -26,8 +26,20 @@ const (
 	HowDockerBuilt How = "docker-built"
 )
 
-// supported versions, newest first, which is the order in which "any" tries.
-var supported = []string{"4.3", "4.0"}
+// supported versions, newest first. Docker has an image of each. packaged are those that Debian
+// has, too; "any" starts one of these.
+var (
+	supported = []string{"4.4", "4.3", "4.2", "4.1", "4.0"}
+	packaged  = []string{"4.3", "4.0"}
+)
+
+// known says whether a version can be asked for.
+func known(version string) bool { return slices.Contains(supported, version) }
+
+// Given says whether the environment names a broker of this version, or a tree to start one from.
+func Given(version string) bool {
+	return os.Getenv(envName("HOPBACK_URL_", version)) != "" || os.Getenv(envName("HOPBACK_TREE_", version)) != ""
+}
 
 // releaseTimeout bounds what has to be done even after the caller's context
 // has ended, such as stopping a broker.
@@ -41,7 +53,7 @@ var ErrNotOurs = errors.New("broker: it comes from the environment and is not ou
 // Broker is one running RabbitMQ. Its methods are safe for concurrent use, as
 // far as stopping a broker twice at once makes sense.
 type Broker struct {
-	// Version is the release series: "4.3" or "4.0".
+	// Version is the release series: "4.4", "4.3", or "4.0".
 	Version string
 	// FullVersion is what the broker says of itself, such as "4.3.6".
 	FullVersion string
@@ -65,7 +77,7 @@ type Broker struct {
 // and starts those that don't run. A version is "4.3", "4.0", or "any": the
 // newest that can be had.
 //
-// Each broker is told of in one line on out, and so is what is waited for
+// Each broker is reported in one line on out, and so is what it waits for
 // while it starts, since the first time on a machine takes a minute; a nil out
 // keeps it quiet.
 //
@@ -89,7 +101,7 @@ func Up(ctx context.Context, out io.Writer, keep bool, versions ...string) ([]*B
 // Own starts a broker for the caller alone, which no other process shares, for
 // tests that kill or restart it. version is as for [Need], whose errors it
 // returns, but HOPBACK_URL_* are not looked at. Release ends it. One whose
-// process died without that is ended by whoever uses this package next.
+// process crashed before is stopped by the next process that uses this package.
 func Own(ctx context.Context, out io.Writer, version string) (*Broker, error) {
 	l, err := newLauncher(os.Getenv, out)
 	if err != nil {
@@ -133,6 +145,32 @@ func (b *Broker) Kill(ctx context.Context) error {
 // its data, and returns when it serves.
 func (b *Broker) Start(ctx context.Context) error {
 	return b.do("start", func(d driver, s *state) error { return b.l.startAgain(ctx, d, s) })
+}
+
+// Upgrade stops the broker, and starts another version on its data and its ports, as an upgrade of a
+// node in place does. Only a broker in a chroot can be upgraded. Afterwards b is of that version.
+func (b *Broker) Upgrade(ctx context.Context, version string) error {
+	if err := checkVersions([]string{version}); err != nil {
+		return err
+	}
+	return b.do("upgrade", func(d driver, s *state) error {
+		if s.How != HowChroot {
+			return fmt.Errorf("it runs by %s, and only a broker in a chroot can be upgraded", s.How)
+		}
+		source, err := d.prepare(ctx, version, b.l.out.prefixed("broker "+b.name))
+		if err != nil {
+			return err
+		}
+		if err := d.stop(ctx, s); err != nil {
+			return err
+		}
+		s.Version, s.Source = version, source
+		full, err := b.l.startedAgain(ctx, d, s)
+		if err == nil {
+			b.Version, b.FullVersion = version, full
+		}
+		return err
+	})
 }
 
 // Restart is Stop and Start.
@@ -190,11 +228,11 @@ func (b *Broker) do(what string, f func(driver, *state) error) error {
 // checkVersions refuses versions that can't be started.
 func checkVersions(versions []string) error {
 	if len(versions) == 0 {
-		return argument.New("versions", nil, "is empty", "ask for 4.3, 4.0 or any")
+		return argument.New("versions", nil, "is empty", "ask for "+strings.Join(supported, ", ")+" or any")
 	}
 	for _, v := range versions {
-		if v != "any" && !slices.Contains(supported, v) {
-			return argument.New("version", v, "is not supported", "ask for "+strings.Join(supported, ", ")+" or any")
+		if v != "any" && !known(v) {
+			return argument.New("version", v, "is not supported", "ask for "+strings.Join(supported, ", ")+", or any")
 		}
 	}
 	return nil

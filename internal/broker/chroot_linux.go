@@ -14,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/hopback/hopback/argument"
 )
 
 // chroot runs brokers in a tree, in mount and pid namespaces of their own:
@@ -23,12 +25,13 @@ type chroot struct {
 	trees  *trees
 	id     string // keeps apart in memory the data of different cache folders
 	runDir func(name string) string
+	given  func(version string) string // a tree of the environment's, or ""
 }
 
 // chrootInit is the first process of the namespaces. It waits for its number
-// to be on record before it begins, and ends if whoever started it died.
+// to be on record before it starts, and stops if its parent has crashed.
 //
-// The tree is read-only, so that brokers can share it and leave it as it was.
+// The tree is read-only, so that brokers can share it and leave it unchanged.
 const chrootInit = `set -e
 root=$1 data=$2
 shift 2
@@ -51,6 +54,12 @@ func (c *chroot) prepare(ctx context.Context, version string, say sayFunc) (stri
 	}
 	if _, err := run(ctx, nil, "unshare", "--mount", "--pid", "--fork", "mount", "--make-rprivate", "/"); err != nil {
 		return "", fmt.Errorf("no namespaces can be made here: %w", err)
+	}
+	if tree := c.given(version); tree != "" {
+		if _, err := os.Stat(filepath.Join(tree, "usr/lib/rabbitmq/bin/rabbitmq-server")); err != nil {
+			return "", argument.New(envName("HOPBACK_TREE_", version), tree, "isn't a system with RabbitMQ's Debian package", "name the folder of one, or unset it").Because(err)
+		}
+		return tree, nil
 	}
 	return c.trees.unpacked(ctx, version, say)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A process that is told to go on for a minute doesn't hold open a pipe which this one
+// A process that runs for a minute doesn't hold open a pipe which this one
 // has, as if inherited, and has for what it starts in another way.
 func TestInheritedFilesAreNotHandedOn(t *testing.T) {
 	var fds [2]int
@@ -23,7 +23,7 @@ func TestInheritedFilesAreNotHandedOn(t *testing.T) {
 	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
 	flags, _, errno := syscall.Syscall(syscall.SYS_FCNTL, write.Fd(), syscall.F_GETFD, 0)
 	require.Zero(t, errno)
-	assert.Zero(t, flags&syscall.FD_CLOEXEC, "it is as it was")
+	assert.Zero(t, flags&syscall.FD_CLOEXEC, "it is unchanged")
 
 	require.NoError(t, write.Close())
 	require.NoError(t, syscall.SetNonblock(fds[0], true))

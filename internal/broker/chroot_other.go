@@ -13,6 +13,7 @@ type chroot struct {
 	trees  *trees
 	id     string
 	runDir func(name string) string
+	given  func(version string) string
 }
 
 var errNotLinux = errors.New("needs Linux")

@@ -42,8 +42,8 @@ type Node struct {
 }
 
 // OwnCluster starts a cluster of three nodes for the caller alone. version is as for
-// [Need]. Release ends it. One whose process died without that is ended by whoever
-// uses this package next. It takes about 20 s, and 120 MiB a node.
+// [Need]. Release stops it. If its process crashes before, the next process
+// that uses this package stops it. It takes about 20 s, and 120 MiB a node.
 //
 // The error wraps [ErrNoCluster] where there is no Docker, and [ErrNotOurs] where
 // HOPBACK_BROKER_WITH=env forbids starting one.
@@ -173,7 +173,7 @@ func (n *Node) Unpause(ctx context.Context) error {
 }
 
 // Isolate cuts the node off from its peers, as a pulled cable does: they aren't told,
-// packets are lost. For clients its ports are gone meanwhile.
+// packets are lost. While it is isolated, clients can't reach its ports.
 func (n *Node) Isolate(ctx context.Context) error {
 	return n.docker("isolate", func(d *docker, s *state) error {
 		id, err := d.container(ctx, s)

@@ -21,7 +21,7 @@ func run(ctx context.Context, env []string, name string, args ...string) ([]byte
 	return stdout.Bytes(), commandError(ctx, err, name, args, stderr.String()+stdout.String())
 }
 
-// command is in a process group of its own and adds env to the environment.
+// command runs in a separate process group and adds env to the environment.
 func command(ctx context.Context, env []string, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), env...)

@@ -1,6 +1,5 @@
 // Package broker gives integration tests and examples a real RabbitMQ, on any
-// machine, in the versions that hopback supports: the floor, 4.0, and the
-// current release, 4.3, side by side.
+// machine, in the versions that hopback supports, 4.0 to 4.4, side by side.
 //
 //	func TestMain(m *testing.M) {
 //		brokers, err := broker.Need(context.Background(), os.Stderr, "4.3", "4.0")
@@ -22,11 +21,12 @@
 //  1. The environment ([Environment]): HOPBACK_URL_4_3 or HOPBACK_URL_4_0 is
 //     the amqp:// URL of a broker that runs already. Its HTTP API is taken to
 //     be http://HOST:15672; HOPBACK_MANAGEMENT_URL_4_3 (or _4_0) says otherwise.
-//     It is used as it is and never stopped.
+//     It is used and never stopped. HOPBACK_TREE_4_4 is the folder of a system with RabbitMQ 4.4
+//     installed by a Debian package, which brokers are started from as from a tree: see 3.
 //  2. Docker with the official image ([Docker]), by the docker-compose.yml at
 //     the top of the module.
 //  3. A tree of Debian's packages in a chroot ([Chroot]), as root on Linux, with
-//     mount and pid namespaces of its own, so that nothing is left when it ends.
+//     separate mount and pid namespaces, so that nothing is left when it stops.
 //     Sites which no image registry can be reached from take this way.
 //  4. Docker with an image built from the same tree ([HowDockerBuilt]); the same
 //     compose file. It takes twice as long to start, so it is for those who
@@ -34,7 +34,7 @@
 //
 // Otherwise the answer is a [NoWayError], which says what was tried.
 //
-// Whatever is started listens on loopback addresses only. Image trees, data
+// Brokers that this package starts listen on loopback addresses only. Image trees, data
 // and the record of what runs are kept in hopback/broker of the user's cache
 // folder ([os.UserCacheDir]), and nowhere else but in Docker itself, and in memory where
 // HOPBACK_BROKER_LEAN says so.
@@ -48,8 +48,9 @@
 //
 // # Environment
 //
-//	HOPBACK_URL_4_3, HOPBACK_URL_4_0                        see above
-//	HOPBACK_MANAGEMENT_URL_4_3, HOPBACK_MANAGEMENT_URL_4_0  see above
+//	HOPBACK_URL_4_4, HOPBACK_URL_4_3, ...                        see above
+//	HOPBACK_MANAGEMENT_URL_4_4, HOPBACK_MANAGEMENT_URL_4_3, ...  see above
+//	HOPBACK_TREE_4_4, ...                                        see above
 //	HOPBACK_BROKER_WITH  take this way only: env, docker, chroot or docker-built
 //	HOPBACK_KEEP         if not empty, Release leaves the broker running
 //	HOPBACK_BROKER_LEAN  if not empty, brokers are started so that they take a third

@@ -103,7 +103,7 @@ func composeFile() (string, error) {
 			}
 		}
 		if at == filepath.Dir(at) {
-			return "", fmt.Errorf("no docker-compose.yml beside a go.mod in %s or above; start this inside the module", dir)
+			return "", fmt.Errorf("no docker-compose.yml next to a go.mod in %s or above; run this inside the module", dir)
 		}
 	}
 }
@@ -180,7 +180,7 @@ func (b *builder) image(ctx context.Context, version string, say sayFunc) (strin
 	_, err = run(ctx, nil, "docker", "import",
 		"--change", "LABEL "+builtLabel+"=true",
 		"--change", "USER rabbitmq",
-		// As in the official image: files of queues needn't go through a layered file system.
+		// As in the official image: files of queues don't go through a layered file system.
 		"--change", "VOLUME /var/lib/rabbitmq",
 		"--change", "ENV PATH=/usr/local/bin:"+treePath,
 		"--change", "ENV HOME=/var/lib/rabbitmq",

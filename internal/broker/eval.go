@@ -11,7 +11,7 @@ import (
 //
 //	b.Eval(ctx, "application:get_env(rabbit, vm_memory_high_watermark).")
 //
-// The error tells what is wrong with an expression that can't be parsed, or fails.
+// The error says what is wrong with an expression that can't be parsed, or fails.
 // rabbitmqctl starts an Erlang VM, which takes seconds of CPU; this takes a tenth
 // of one where there is Erlang's erl_call, as in Debian's packages.
 func (b *Broker) Eval(ctx context.Context, expressions string) (out []byte, err error) {

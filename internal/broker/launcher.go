@@ -24,7 +24,7 @@ type driver interface {
 	// name: an image or a tree. An error means that this way can't be gone
 	// here, and why.
 	prepare(ctx context.Context, version string, say sayFunc) (source string, err error)
-	// start starts s, anew or again after stop or kill, and may complete s. It
+	// start starts s, for the first time or again after stop or kill, and may complete s. It
 	// doesn't wait until the broker serves.
 	start(ctx context.Context, s *state, save func() error) error
 	stop(ctx context.Context, s *state) error
@@ -74,7 +74,7 @@ func newLauncher(getenv func(string) string, out io.Writer) (*launcher, error) {
 	l.ways = []way{
 		{HowDocker, &docker{image: officialImage, id: id, setup: setup}},
 		// Before an image of the same packages, since a chroot starts in half the time.
-		{HowChroot, &chroot{trees: trees, id: id, runDir: l.runDir}},
+		{HowChroot, &chroot{trees: trees, id: id, runDir: l.runDir, given: l.tree}},
 		{HowDockerBuilt, &docker{image: (&builder{trees}).image, id: id, setup: setup}},
 	}
 	only := How(getenv("HOPBACK_BROKER_WITH"))
@@ -134,7 +134,7 @@ func (l *launcher) get(ctx context.Context, keep bool, version string) (*Broker,
 		}
 	}
 	var errs []error
-	for _, v := range supported {
+	for _, v := range packaged {
 		b, err := l.share(ctx, keep, v)
 		if err == nil {
 			return b, nil
@@ -210,7 +210,7 @@ func (l *launcher) own(ctx context.Context, version string, nodes int) (*Broker,
 		return nil, nil, err
 	}
 	if version == "any" {
-		version = supported[0]
+		version = packaged[0]
 	}
 	l.reap(ctx)
 	name := fmt.Sprintf("%s-own-%d-%d", version, os.Getpid(), ownCount.Add(1))
@@ -233,7 +233,7 @@ func (l *launcher) own(ctx context.Context, version string, nodes int) (*Broker,
 func (l *launcher) startNew(ctx context.Context, s *state, say sayFunc, began time.Time) (*Broker, error) {
 	none := &NoWayError{Version: s.Version}
 	for _, w := range l.ways {
-		if l.only != "" && l.only != w.how || len(s.Nodes) > 0 && w.how == HowChroot {
+		if l.only != "" && l.only != w.how || len(s.Nodes) > 0 && w.how == HowChroot || l.tree(s.Version) != "" && w.how != HowChroot {
 			continue
 		}
 		s.How = w.how
@@ -395,14 +395,21 @@ func (l *launcher) reap(ctx context.Context) {
 func isOwn(name string) bool { return strings.Contains(name, "-own-") }
 
 func (l *launcher) startAgain(ctx context.Context, d driver, s *state) error {
-	if !d.alive(ctx, s) {
-		if err := d.start(ctx, s, func() error { return l.save(s) }); err != nil {
-			return err
-		}
-	}
-	_, err := l.ready(ctx, d, s, nil)
+	_, err := l.startedAgain(ctx, d, s)
 	return err
 }
+
+func (l *launcher) startedAgain(ctx context.Context, d driver, s *state) (full string, err error) {
+	if !d.alive(ctx, s) {
+		if err := d.start(ctx, s, func() error { return l.save(s) }); err != nil {
+			return "", err
+		}
+	}
+	return l.ready(ctx, d, s, nil)
+}
+
+// tree is the folder in HOPBACK_TREE_4_4 and so on: a system with rabbitmq-server installed.
+func (l *launcher) tree(version string) string { return l.getenv(envName("HOPBACK_TREE_", version)) }
 
 // ready waits until a broker that has been started serves, and returns its
 // full version.
@@ -474,7 +481,7 @@ func (l *launcher) fromEnvironment(ctx context.Context, version, amqpURL string)
 }
 
 // managementURL returns the URL of the HTTP API, with the user of the AMQP URL
-// if it has none of its own.
+// if it has none itself.
 func managementURL(amqp *url.URL, given string) (string, error) {
 	if given == "" {
 		given = "http://" + net.JoinHostPort(amqp.Hostname(), "15672")

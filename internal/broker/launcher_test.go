@@ -80,7 +80,7 @@ func (d *fakeDriver) exec(_ context.Context, _ *state, args []string) ([]byte, e
 type fakes struct {
 	docker, built, chroot fakeDriver
 	env                   map[string]string
-	full                  map[string]string // version told, by first digits of the port or by host
+	full                  map[string]string // reported version, by first digits of the port or by host
 	out                   bytes.Buffer
 }
 
@@ -151,7 +151,7 @@ func TestWaysAreTriedInOrder(t *testing.T) {
 			b := brokers[0]
 			assert.Equal(t, c.how, b.How)
 			assert.Equal(t, "4.3", b.Version)
-			assert.Equal(t, 1, strings.Count(f.out.String(), b.FullVersion), "one line tells of it: %s", &f.out)
+			assert.Equal(t, 1, strings.Count(f.out.String(), b.FullVersion), "one line reports it: %s", &f.out)
 			require.NoError(t, b.Release(t.Context()))
 			require.NoError(t, b.Release(t.Context()))
 		})
@@ -399,7 +399,7 @@ func TestBrokenTreeIsNoticed(t *testing.T) {
 	require.NoError(t, sealFile(write("a.tmp", "content"), tar))
 	assert.NoError(t, checkFile(tar))
 	write("a.tar", "Content")
-	assert.ErrorContains(t, checkFile(tar), "a.tar is not as it was made")
+	assert.ErrorContains(t, checkFile(tar), "a.tar has changed since it was made")
 	write("a.tar.seal", "")
 	assert.Error(t, checkFile(tar))
 
@@ -408,7 +408,7 @@ func TestBrokenTreeIsNoticed(t *testing.T) {
 	require.NoError(t, sealFolder(filepath.Join(dir, "b.tmp"), tree))
 	assert.NoError(t, checkFolder(tree))
 	require.NoError(t, os.Remove(filepath.Join(tree, "usr", "two")))
-	assert.ErrorContains(t, checkFolder(tree), "b is not as it was made")
+	assert.ErrorContains(t, checkFolder(tree), "b has changed since it was made")
 	require.NoError(t, os.Remove(tree+".seal"))
 	assert.ErrorContains(t, checkFolder(tree), "wasn't finished")
 }

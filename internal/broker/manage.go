@@ -24,7 +24,7 @@ type Status struct {
 	Err           error // why it doesn't serve; nil if it does
 }
 
-// List tells of the brokers of the environment and of those that we started.
+// List returns the brokers of the environment and those that we started.
 func List(ctx context.Context) ([]Status, error) {
 	l, err := newLauncher(os.Getenv, nil)
 	if err != nil {
@@ -54,9 +54,9 @@ func (l *launcher) list(ctx context.Context) ([]Status, error) {
 	return list, err
 }
 
-// Down ends brokers that we started, whoever uses them: those of the versions given
+// Down stops brokers that we started, even if somebody uses them: those of the versions given
 // that processes share, or all, tests' own among them. Those of the environment are
-// left alone. It tells of each one in a line on out.
+// left alone. It reports each one in a line on out.
 func Down(ctx context.Context, out io.Writer, versions ...string) error {
 	l, err := newLauncher(os.Getenv, out)
 	if err != nil {

@@ -50,7 +50,7 @@ func login(ctx context.Context, u *url.URL) error {
 	return conn.Close()
 }
 
-// overview returns the version that the HTTP API tells.
+// overview returns the version that the HTTP API reports.
 func overview(ctx context.Context, managementURL string) (string, error) {
 	var overview struct {
 		Version string `json:"rabbitmq_version"`

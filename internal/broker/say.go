@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// sayFunc tells a person what is going on, one line a call.
+// sayFunc prints what is happening for a person, one line for each call.
 type sayFunc func(format string, args ...any)
 
-// during says what goes on now and, every ten seconds, that it still does,
+// during prints what is happening and, every ten seconds, that it still is,
 // until the function that it returns is called.
 func (say sayFunc) during(format string, args ...any) (done func()) {
 	what := fmt.Sprintf(format, args...)
@@ -37,7 +37,7 @@ func (say sayFunc) during(format string, args ...any) (done func()) {
 }
 
 // lineWriter keeps lines of several goroutines whole. Errors of the writer
-// are ignored: there is nobody to tell.
+// are ignored: nobody would see them.
 type lineWriter struct {
 	mu  sync.Mutex
 	out io.Writer

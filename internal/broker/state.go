@@ -16,9 +16,9 @@ import (
 
 // state is the record of a broker that we started, in run/NAME/state.json of
 // the cache folder. It is written before the broker is started, so that a
-// process that finds it can always end what it tells of.
+// process that finds it can always stop the broker that it describes.
 type state struct {
-	Name    string    `json:"name"`    // "4.3", or "4.3-own-…" for one of its own
+	Name    string    `json:"name"`    // "4.3", or "4.3-own-…" for a separate one
 	Version string    `json:"version"` // "4.3"
 	How     How       `json:"how"`
 	Source  string    `json:"source"` // image name, or folder of the tree

@@ -51,7 +51,7 @@ func recipeOf(version string) recipe {
 	}}
 }
 
-// hash tells recipes apart in the names of what is made by them.
+// hash distinguishes recipes in the names of what they make.
 func (r recipe) hash() string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(r.suite+"\n"+strings.Join(r.args, "\n"))))[:8]
 }
@@ -59,7 +59,7 @@ func (r recipe) hash() string {
 // trees makes and keeps Debian trees with RabbitMQ inside.
 type trees struct{ dir string }
 
-// seal is written last, beside what it vouches for: without it, or if it
+// seal is written last, next to what it vouches for: without it, or if it
 // doesn't match, what is there is half or broken.
 type seal struct {
 	Size   int64  `json:"size"`             // bytes, of all files
@@ -82,6 +82,9 @@ func (t *trees) tar(ctx context.Context, version string, say sayFunc) (string, e
 }
 
 func (t *trees) lock(ctx context.Context, version string, say sayFunc) (*flock, error) {
+	if recipeOf(version).suite == "" {
+		return nil, fmt.Errorf("no suite of Debian has RabbitMQ %s", version)
+	}
 	return waitLock(ctx, filepath.Join(t.dir, version+".lock"), false, func() { say("waiting for another process that builds it") })
 }
 
@@ -91,12 +94,12 @@ func (t *trees) tarLocked(ctx context.Context, version string, say sayFunc) (str
 	case err == nil:
 		return path, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		say("the kept tree can't be used (%v); building it anew", err)
+		say("the kept tree can't be used (%v); building it again", err)
 	}
 	if err := t.mmdebstrap(ctx, say); err != nil {
 		return "", err
 	}
-	// We hold the lock, so whatever is there was left by one that died.
+	// We hold the lock, so anything there was left by a process that crashed.
 	tmp := t.path(version) + ".tmp"
 	if err := removeTree(tmp); err != nil {
 		return "", err
@@ -163,7 +166,7 @@ func (t *trees) unpacked(ctx context.Context, version string, say sayFunc) (stri
 	case err == nil:
 		return path, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		say("the unpacked tree can't be used (%v); unpacking it anew", err)
+		say("the unpacked tree can't be used (%v); unpacking it again", err)
 	}
 	tar, err := t.tarLocked(ctx, version, say)
 	if err != nil {
@@ -238,7 +241,7 @@ func check(path string, measure func(string) (seal, error)) error {
 	}
 	var ought seal
 	if err := json.Unmarshal(text, &ought); err != nil || is != ought {
-		return fmt.Errorf("%s is not as it was made", filepath.Base(path))
+		return fmt.Errorf("%s has changed since it was made", filepath.Base(path))
 	}
 	return nil
 }

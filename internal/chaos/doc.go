@@ -1,9 +1,9 @@
 // Package chaos breaks everything around hopback and counts.
 //
-// A run has a lane for each retry strategy: a work queue of its own, publishers,
-// and workers, which are processes of their own, so that they can be killed. Some
+// A run has a lane for each retry strategy: a separate work queue, publishers,
+// and workers, which are separate processes, so that they can be killed. Some
 // handlers fail, panic or give up, as a function of the seed, the message and the
-// attempt. Meanwhile one fault after the other is done to the network, the broker
+// attempt. At the same time, one fault after the other is injected into the network, the broker,
 // or the workers, in an order that is a function of the seed. At the end
 // everything is drained, and the [Ledger] wants to know of every single message
 // where it has gone.
@@ -18,7 +18,7 @@
 //     record and an unsettled message, which is delivered again: a duplicate,
 //     never a loss. Data written to a file outlive the process (not the machine,
 //     which nobody kills here). Records have 16 bytes, so that none crosses a
-//     page; each carries a checksum, and each process has a file of its own, so
+//     page; each carries a checksum, and each process has a separate file, so
 //     that a torn record can only be the last.
 //   - Dead letters are taken from their queue by the process of the run, and noted
 //     before they are accepted.

@@ -64,8 +64,8 @@ func (r *run) inject(ctx context.Context, f Fault) (heal func(context.Context) e
 }
 
 // registered is after how long RabbitMQ has surely written down that a queue's member
-// is on a node. A kill -9 within some 3 s of the declaration makes 4.0.5 begin the
-// queue anew as a member of nothing, empty and without a leader, for ever. That loses
+// is on a node. A kill -9 within about 3 s of the declaration makes 4.0.5 start the
+// queue again as a member of nothing, empty and without a leader, permanently. That loses
 // what the queue held, and no client can help it.
 const registered = 6 * time.Second
 

@@ -129,7 +129,7 @@ func (l *lane) send(ctx context.Context, p *client.Publisher[*client.Message], i
 		case err == nil:
 			return AnswerAccepted
 		case !client.SafeToRetry(err):
-			known = AnswerUnknown // and stays so, whatever the next try says, unless it is accepted
+			known = AnswerUnknown // and stays unknown after the next try, unless it is accepted
 		}
 		if ctx.Err() != nil || !l.script.Insists(l.n, id) {
 			return known

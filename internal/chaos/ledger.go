@@ -24,10 +24,10 @@ const (
 )
 
 // Ledger keeps account of the messages of one lane, in some 30 bytes each. Its
-// methods may be called concurrently, and the same thing may be told twice: messages
+// methods may be called concurrently, and the same thing may be reported twice: messages
 // can be handled twice.
 //
-// It is told of times as milliseconds since the run began.
+// Its times are milliseconds since the run began.
 type Ledger struct {
 	lane   int
 	script Script
@@ -283,7 +283,7 @@ const (
 	ViolationLost        ViolationKind = "lost"         // accepted, and no handler has ever seen it
 	ViolationStranded    ViolationKind = "stranded"     // a handler has seen it, and it is neither handled nor dead
 	ViolationGhost       ViolationKind = "ghost"        // it came, and nobody has sent it, or not so
-	ViolationNotRefused  ViolationKind = "not refused"  // it came, and the publisher was told that it certainly isn't stored
+	ViolationNotRefused  ViolationKind = "not refused"  // it came, although the publisher learned that it certainly isn't stored
 	ViolationWrongEnd    ViolationKind = "wrong end"    // whatHandled in place of dead, or dead in place of handled
 	ViolationWrongReason ViolationKind = "wrong reason" // dead for another reason than it should be
 	ViolationWrongPlace  ViolationKind = "wrong place"  // parked, though its queue was never gone
@@ -456,7 +456,7 @@ func (l *Ledger) checkOne(id uint32, t *Tally, found *violations, late []uint32)
 			}
 		case e == EndHandled || fate.End == EndHandled:
 			bad(ViolationWrongEnd, "it is %v, and should be %v", e, fate.End)
-		case e != EndOther: // which has told already
+		case e != EndOther: // which was reported already
 			bad(ViolationWrongReason, "it is dead as %v, and should be as %v", e, fate.End)
 		}
 	}

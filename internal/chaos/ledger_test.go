@@ -10,7 +10,7 @@ import (
 
 const testMessages = 2000
 
-// history tells a ledger what happens to its messages: what should, but for the one
+// history reports to a ledger what happens to its messages: what should, but for the one
 // message that change is given, or all if that is nil.
 type history struct {
 	t      *testing.T
@@ -34,13 +34,13 @@ func (s *history) with(end End, failures int) uint32 {
 	return 0
 }
 
-// publish tells of a message that is accepted.
+// publish reports a message that is accepted.
 func (s *history) publish(id uint32) {
 	s.ledger.Sending(id)
 	s.ledger.Answered(id, AnswerAccepted, 1000+id)
 }
 
-// attempts tells of attempts from the first to the last given; those at the time
+// attempts reports attempts from the first to the last given; those at the time
 // that is theirs.
 func (s *history) attempts(id uint32, first, last int) {
 	fate := s.script.Fate(0, id)
@@ -61,7 +61,7 @@ func (s *history) attempts(id uint32, first, last int) {
 	}
 }
 
-// live tells of the whole life of a message as it should be.
+// live reports the whole life of a message as it should be.
 func (s *history) live(id uint32) {
 	s.publish(id)
 	fate := s.script.Fate(0, id)

@@ -24,7 +24,7 @@ var plants = []struct {
 	old, new   string
 	// finds is what a simulation says of it, one of these.
 	finds []ViolationKind
-	// with is how to simulate, beside what all have. Flags that come later win.
+	// with are extra flags of the simulation. Flags that come later win.
 	with []string
 }{
 	{"an original is accepted before its copy is confirmed", "internal/consume/flow.go",

@@ -13,7 +13,7 @@ const (
 	whatFailed  what = 1 // an error that is retried, or the last of an exhausted message
 	whatHandled what = 2 // nil
 	whatDied    what = 3 // an error or panic that dead-letters
-	whatForeign what = 4 // a message that nobody has sent, or that isn't as it was sent
+	whatForeign what = 4 // a message that nobody has sent, or that has changed
 )
 
 // record is one attempt.

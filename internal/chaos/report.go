@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// FaultReport is a fault as it was done; times are milliseconds since the run began.
+// FaultReport is a fault that was injected; times are milliseconds since the run began.
 type FaultReport struct {
 	Fault
 	// From when, since when it was done, since when undone, and since when every lane

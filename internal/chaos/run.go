@@ -54,7 +54,7 @@ type Config struct {
 	// is wrong or Keep is set.
 	Dir  string
 	Keep bool
-	// Out is told what happens. Default: nobody.
+	// Out gets a log of the run. Default: none.
 	Out io.Writer
 }
 
@@ -63,7 +63,7 @@ const (
 	idleTimeout = 4 * time.Second
 	// backWithin is how long a lane is waited for after a fault.
 	backWithin = 30 * time.Second
-	// notifyAfter is for how long nothing moves before it is told where messages are.
+	// notifyAfter is for how long nothing moves before the run reports where messages are.
 	notifyAfter = 20 * time.Second
 )
 
@@ -126,11 +126,11 @@ func (c Config) plan() Plan {
 	return Plan{Seed: c.Seed, Faults: c.Faults, Kinds: c.Kinds, Nodes: c.Nodes, Lanes: len(c.Strategies), Workers: c.Workers}
 }
 
-// run is a run under way.
+// run is a run in progress.
 type run struct {
 	cfg    Config
 	script Script
-	number uint64 // in every body, to tell this run's messages
+	number uint64 // in every body, to recognize this run's messages
 	dir    string
 	began  time.Time
 	// declared is when a queue was last declared.
@@ -410,8 +410,8 @@ func (r *run) openMessages() (n int) {
 var errStuck = errors.New("nothing moves")
 
 // await waits until done says so. It gives up when nothing at all has moved for
-// Patience: then there is a violation, and errStuck. Where messages are is told
-// before that.
+// Patience: then there is a violation, and errStuck. Before that, it reports where
+// messages are.
 func (r *run) await(ctx context.Context, what string, done func() bool) error {
 	type mark struct {
 		published, open int
@@ -465,7 +465,7 @@ func (r *run) logWhere(ctx context.Context) {
 	r.keep(fmt.Sprintf("queues-%d.json", r.now()), qs)
 }
 
-// breakAll does one fault after the other, each amid its share of the messages.
+// breakAll does one fault after the other, each during its share of the messages.
 func (r *run) breakAll(ctx context.Context, schedule []Fault, share []int) []FaultReport {
 	perFault := 0
 	for _, n := range share {
@@ -481,7 +481,7 @@ func (r *run) breakAll(ctx context.Context, schedule []Fault, share []int) []Fau
 			return reports[:i]
 		}
 		reports[i] = r.breakOne(ctx, i, f)
-		// All of the share is published, and what is under way doesn't pile up.
+		// All of the share is published, and messages in flight don't pile up.
 		if r.await(ctx, fmt.Sprintf("all is published after %v", f), func() bool { return r.published() >= (i+1)*perFault }) != nil ||
 			r.await(ctx, fmt.Sprintf("handlers catch up after %v", f), func() bool { return r.openMessages() <= max(2000, perFault) }) != nil {
 			return reports[:i+1]
@@ -510,7 +510,7 @@ func (r *run) breakOne(ctx context.Context, i int, f Fault) FaultReport {
 		r.wrong(ViolationStuck, -1, "%v can't be done: %v", f, err)
 	}
 	// Every lane that has something to do does something again. What it has may be
-	// with a broker that waits for HandOver before it hands it on: then it goes on
+	// with a broker that waits for HandOver before it hands it on: then it continues
 	// without, and the end of the run waits for it.
 	back, healed := false, time.Now()
 	_ = r.await(ctx, fmt.Sprintf("every lane handles again after %v", f), func() bool {
@@ -571,7 +571,7 @@ func (r *run) drain(ctx context.Context, schedule []Fault, faults []FaultReport)
 // awaitEmpty waits until all queues are empty, and have been for a few of the
 // broker's counts.
 //
-// A queue of which the broker can't even tell a count is the broker's trouble, and
+// If the broker can't even count a queue's messages, that is the broker's trouble, and
 // noted: see registered. Had it held anything, that would be missing, and this not
 // be asked.
 func (r *run) awaitEmpty(ctx context.Context) error {

@@ -16,7 +16,7 @@ type Kind string
 // The faults.
 const (
 	Reset         Kind = "reset"          // TCP connections end by RST
-	HalfOpen      Kind = "half-open"      // what is sent on open connections is dropped, both ways, for ever
+	HalfOpen      Kind = "half-open"      // what is sent on open connections is dropped, both ways, permanently
 	Freeze        Kind = "freeze"         // nothing gets through for a while, and then all of it
 	SlowLink      Kind = "slow-link"      // 30 ms and 200 kB/s each way
 	Refuse        Kind = "refuse"         // connections end, and new ones are refused for a while
@@ -30,7 +30,7 @@ const (
 	WorkerDrained Kind = "worker-drained" // ended in order, and started again
 
 	NodeKilled     Kind = "node-killed"     // kill -9 of one of three, and started again
-	NodePaused     Kind = "node-paused"     // SIGSTOP or the like
+	NodePaused     Kind = "node-paused"     // SIGSTOP or similar
 	NodeIsolated   Kind = "node-isolated"   // cut off from its peers, and back
 	RollingRestart Kind = "rolling-restart" // every node stopped in order and started, one after the other
 	LeaderMoved    Kind = "leader-moved"    // the work queue's leader moves to another node

@@ -20,7 +20,7 @@ const (
 	EndPermanent            // dead-lettered: a permanent error
 	EndExhausted            // dead-lettered: the retries are used up
 	EndPanicked             // dead-lettered: its handler panicked
-	EndDeclined             // dead-lettered by the handler itself, with a reason of its own
+	EndDeclined             // dead-lettered by the handler itself, with its reason
 	EndParked               // in the parking queue
 	EndOther                // dead-lettered for any other reason
 )

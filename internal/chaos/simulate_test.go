@@ -33,7 +33,7 @@ var (
 	simVerbose  = flag.Bool("simulate.verbose", false, "print all that happens")
 )
 
-// simulate runs one seed in a bubble of its own.
+// simulate runs one seed in a separate bubble.
 func simulate(t *testing.T, sim Simulation) (rep *Simulated) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestSimulate(t *testing.T) {
 	}
 	t.Logf("REPORT simulate: %d faults, %d messages, %d accepted, %d handled, %d dead, %d parked, %d duplicates, %d gone with their queue, %d lost, %.1f hours in %.0f s",
 		n, sum.Messages, sum.Accepted, sum.Handled, sum.Dead, sum.Parked, sum.Duplicates, sum.Taken, sum.Lost, virtual.Hours(), time.Since(began).Seconds())
-	t.Logf("REPORT simulate: a message that never fails waited at most %v where nothing was broken; %d retries were due then; faults that nobody told of: %v", healthy.Round(time.Millisecond), due, sorted(silent))
+	t.Logf("REPORT simulate: a message that never fails waited at most %v where nothing was broken; %d retries were due then; unreported faults: %v", healthy.Round(time.Millisecond), due, sorted(silent))
 	assert.Empty(t, violations)
 	if kinds == nil {
 		assert.Len(t, faults, min(*simFaults, len(SimulatedKinds)))
@@ -239,7 +239,9 @@ func TestWhatTellsOfAFault(t *testing.T) {
 	assert.False(t, notifies(func() { log.Error("hopback: a handler panicked; the message is dead-lettered") }))
 	assert.False(t, notifies(func() { log.Info("hopback: anything") }))
 	assert.True(t, notifies(func() { log.Warn("hopback: a message is dead-lettered", "reason", string(retry.ReasonNoDelayQueue)) }))
-	assert.True(t, notifies(func() { log.Error("hopback: the guards found a fault in the topology of a running consumer") }))
+	assert.True(t, notifies(func() {
+		log.Error("hopback: topology check: found a fault while the consumer runs; fix it as the error says")
+	}))
 	observe := s.config("worker", 0, SideWorkers).OnEvent
 	assert.False(t, notifies(func() { observe(client.Event{Kind: client.EventUp}) }))
 	assert.True(t, notifies(func() { observe(client.Event{Kind: client.EventUp, Down: time.Second}) }))

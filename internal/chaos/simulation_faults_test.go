@@ -22,7 +22,7 @@ import (
 // done in another way: a worker that is killed loses its network and is started again.
 const (
 	CutAtFrame        Kind = "cut-at-frame"        // a connection ends before or after one of its next frames
-	OneWay            Kind = "one-way"             // what is sent one way on open connections is dropped, for ever
+	OneWay            Kind = "one-way"             // what is sent one way on open connections is dropped, permanently
 	Latency           Kind = "latency"             // everything takes longer, each way
 	AnswersHeld       Kind = "answers-held"        // no publish and no request is answered for a while
 	AnswersLate       Kind = "answers-late"        // each is answered late
@@ -67,7 +67,7 @@ var lasting = map[Kind]time.Duration{
 	ExchangeRedeclared: time.Minute, BindingRedeclared: time.Minute, PolicyRedeclared: time.Minute,
 }
 
-// mustBeNotified are the faults that somebody must tell of, if there is something that they hit.
+// mustBeNotified are the faults that must be reported if they hit something.
 var mustBeNotified = map[Kind]bool{
 	EverythingReset: true, ConnectionsBlowUp: true, HalfOpen: true, Refuse: true, BrokerKilled: true, BrokerStopped: true,
 	QueueForgotten: true, QueueRedeclared: true, DelayRedeclared: true, ForwardsStuck: true, DeadQueueRedeclared: true,
@@ -134,19 +134,18 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 	return done, silent
 }
 
-// judge counts a fault that nobody told of. It is wrong if it has done harm, and somebody
-// must tell of it then.
+// judge counts a fault that nobody reported. If it has done harm, it must be reported.
 func (s *simulation) judge(i int, f simFault, notified, harmed bool, silent map[Kind]int) {
 	if notified {
 		return
 	}
 	silent[f.kind]++
 	if mustBeNotified[f.kind] && harmed {
-		s.wrong(Silence, 0, "fault %d, %s for %v: no event and no log told of it", i, f.kind, f.lasts)
+		s.wrong(Silence, 0, "fault %d, %s for %v: no event and no log reported it", i, f.kind, f.lasts)
 	}
 }
 
-// Silence is a fault that nobody told of.
+// Silence is a fault that nobody reported.
 const Silence ViolationKind = "silence"
 
 // dial is the network of one side.
@@ -214,7 +213,7 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 			c.Silence(direction)
 		}
 	case Latency, AnswersHeld, AnswersLate, Refuse:
-		return s.holdUp(f, side)
+		return s.block(f, side)
 	case BrokerKilled:
 		s.conns(SideBoth)
 		s.broker.Kill()
@@ -249,8 +248,8 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 	return nil
 }
 
-// holdUp has the broker answer late, or not at all.
-func (s *simulation) holdUp(f simFault, side Side) (heal func()) {
+// block has the broker answer late, or not at all.
+func (s *simulation) block(f simFault, side Side) (heal func()) {
 	r := f.dice
 	switch f.kind {
 	case Latency:
@@ -296,7 +295,7 @@ func (s *simulation) shiftClock(f simFault, l *simLane, w *simWorker) {
 	if r.IntN(2) == 0 {
 		by /= 1800 // seconds
 	}
-	// Its next retry is stamped by the clock as it is, and may wait once more when the
+	// Its next retry is stamped with the current clock, and may wait once more when the
 	// worker has learned better.
 	from := time.Since(s.began)
 	l.broken = append(l.broken, span{from, from + clockRelearned})

@@ -37,7 +37,7 @@ type Simulation struct {
 	Faults int
 	// Kinds of faults. Default: all of SimulatedKinds.
 	Kinds []Kind
-	// Out is told what happens. Default: nobody.
+	// Out gets a log of the run. Default: none.
 	Out io.Writer
 }
 
@@ -78,14 +78,14 @@ const (
 	zombie = 190 * time.Second
 	// healthyWithin is how long they may wait after that, and retries that are due.
 	healthyWithin = 10 * time.Second
-	// deadLetterRetry is how long a broken way of a lane can hold up retries: the broker tries to
+	// deadLetterRetry is how long a broken route of a lane can block retries: the broker tries to
 	// dead-letter a message again after three minutes.
 	deadLetterRetry = 200 * time.Second
 	// simPatience is for how long nothing may move at the end.
 	simPatience = 30 * time.Minute
 	// simIdle is longer than idleTimeout: signs of life cost time in a bubble, too.
 	simIdle = 12 * time.Second
-	// giveUpAfter is longer than a message takes for all of its retries, whatever is broken,
+	// giveUpAfter is longer than a message takes for all of its retries, even with every fault,
 	// and shorter than clocks differ.
 	giveUpAfter = 45 * time.Minute
 	simWorkers  = 2
@@ -95,7 +95,7 @@ const (
 // simDelays are before each retry.
 var simDelays = [maxRetries]time.Duration{time.Second, 15 * time.Second, 2 * time.Minute}
 
-// simulation is a Simulation under way.
+// simulation is a running Simulation.
 type simulation struct {
 	Simulation
 	script Script
@@ -104,7 +104,7 @@ type simulation struct {
 	broker *hopbacktest.Broker
 	lanes  []*simLane
 	admin  *client.Conn
-	// heard counts events and lines of logs that tell of something.
+	// heard counts events and log lines that report something.
 	heard atomic.Int64
 	// giveUp ends the run early.
 	giveUp func()
@@ -187,7 +187,7 @@ func (s *simulation) wrong(kind ViolationKind, lane int, format string, args ...
 // that is up for the first time.
 func notifiesOfAFault(e client.Event) bool { return e.Kind != client.EventUp || e.Down > 0 }
 
-// ordinary says that a line of a log tells of a death that the script has in mind.
+// ordinary reports whether a log line is about a dead letter that the script expects.
 func ordinary(r slog.Record) (is bool) {
 	if strings.HasPrefix(r.Message, "hopback: a handler panicked") {
 		return true

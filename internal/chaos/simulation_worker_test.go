@@ -14,8 +14,7 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// simWorker is a place for one worker after the other, each of which can be killed as a
-// process can.
+// simWorker runs one worker after the other. Each can be killed like a process.
 type simWorker struct {
 	lane   *simLane
 	n      int
@@ -81,7 +80,7 @@ func (w *simWorker) run(ctx context.Context) {
 		absent := w.absent
 		w.absent = 0
 		w.mu.Unlock()
-		link.Pause(ctx, max(absent, 200*time.Millisecond)) // as whatever keeps a worker running
+		link.Pause(ctx, max(absent, 200*time.Millisecond)) // like a supervisor that keeps a worker running
 		w.mu.Lock()
 		if w.life.Err() != nil {
 			w.life, w.end = context.WithCancel(ctx)
@@ -109,7 +108,7 @@ func (w *simWorker) consume(life context.Context) {
 	}
 	if l.name == "crowd" && w.n == 0 {
 		consumers = 8
-		if l.Seed%4 == 1 { // a quarter of the seeds: each fault makes all of their sessions anew
+		if l.Seed%4 == 1 { // a quarter of the seeds: each fault recreates all of their sessions
 			consumers = 34 // which is more than one connection has sessions for, with those of the copies
 		}
 	}

@@ -42,8 +42,8 @@ type node struct {
 	workers         *proxy.Proxy
 }
 
-// heartbeat is after how many seconds without a sign of life the broker takes a
-// client for lost. What a client has prefetched is held until then.
+// heartbeat is after how many seconds without a sign of life the broker treats a
+// client as lost. What a client has prefetched is held until then.
 const heartbeat = 6
 
 // openSite starts what the run needs.
@@ -188,7 +188,7 @@ type QueueCount struct {
 	Unacked int    `json:"messages_unacknowledged"`
 	DLX     int    `json:"messages_dlx"`     // awaiting that the next queue has taken them
 	Delayed int    `json:"messages_delayed"` // Native
-	// Messages is nil where the broker tells none, as while it starts.
+	// Messages is nil where the broker reports none, as while it starts.
 	Messages *int `json:"messages"`
 }
 

@@ -19,7 +19,7 @@ func (t *timeline) add(at uint32, c counts) {
 	}
 	i := int(at / slot)
 	if i > 10*24*3600*1000/slot {
-		return // a torn clock mustn't cost the memory
+		return // a torn clock must not exhaust the memory
 	}
 	for len(t.slots) <= i {
 		t.slots = append(t.slots, make([]counts, i+1-len(t.slots)+1000)...)

@@ -35,7 +35,7 @@ type job struct {
 }
 
 // RunIfWorker makes this process a worker, if that is what it was started for, and
-// doesn't return then. Whoever calls [Run] must call it first thing in main, or in
+// doesn't return then. Programs that call [Run] must call it first thing in main, or in
 // TestMain: workers are the same program.
 func RunIfWorker() {
 	text, ok := os.LookupEnv(workerEnv)
@@ -104,7 +104,7 @@ func (j job) work() error {
 	handler := retry.With(policy)(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
 		return j.handle(ctx, d, file)
 	}))
-	// As whatever keeps a worker running would: again and again.
+	// Like a supervisor that keeps a worker running: again and again.
 	for ctx.Err() == nil {
 		if err := j.consume(ctx, handler); err != nil && ctx.Err() == nil {
 			fmt.Fprintln(os.Stderr, "chaos worker: it doesn't start, trying again:", err)

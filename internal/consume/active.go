@@ -2,7 +2,7 @@ package consume
 
 import "sync"
 
-// activity tells ConsumerConfig.OnActive whether the consumer is the active one of its
+// activity notifies ConsumerConfig.OnActive whether the consumer is the active one of its
 // queue. A nil *activity does nothing.
 type activity struct {
 	notify func(bool)
@@ -11,7 +11,7 @@ type activity struct {
 	link      any // whose link states count
 	notified  bool
 	waiting   []bool
-	notifying bool // a goroutine calls tell
+	notifying bool // a goroutine calls notify
 }
 
 func newActivity(notify func(bool)) *activity {
@@ -39,7 +39,7 @@ func (a *activity) state(link any) func(map[string]any) {
 	}
 }
 
-// ended tells that the link is gone, or that the consumer is.
+// ended reports that the link is gone, or that the consumer has stopped.
 func (a *activity) ended() {
 	if a == nil {
 		return

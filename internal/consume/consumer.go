@@ -35,7 +35,7 @@ type Consumer struct {
 	slots   chan struct{}
 	workers workerSet
 	// timeouts ends handlers before the broker takes their deliveries back; timeoutAsked says
-	// that the broker has told the queue's own timeout.
+	// that the broker has reported the queue's own timeout.
 	timeouts     timeouts
 	timeoutAsked atomic.Bool
 
@@ -78,6 +78,8 @@ type ConsumerSettings struct {
 	NoIsolation bool
 	OnActive    func(bool)
 	OnGone      func(context.Context) error
+	// Gate makes a gated consumer; nil: another.
+	Gate *Gate
 }
 
 // running is the consumer's link session, as long as it runs.
@@ -149,7 +151,7 @@ func NewConsumer(cfg ConsumerSettings, deps ConsumerDeps) *Consumer {
 	return k
 }
 
-// limited is told of the user's limit.
+// limited applies the limit of Control.
 func (k *Consumer) limited(n int) {
 	k.mu.Lock()
 	k.limit = n
@@ -175,7 +177,7 @@ func (k *Consumer) setCurrent(s running) {
 }
 
 func (k *Consumer) Count(all *instrument.Stats) {
-	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency}
+	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency, Partition: k.cfg.Gate != nil}
 	k.mu.Lock()
 	s := k.current
 	one.Up, one.Since, one.Err = k.up, k.since, k.why
@@ -201,7 +203,7 @@ func (k *Consumer) Shut(ctx context.Context) error {
 	}
 }
 
-// event tells of the consumer.
+// event reports an event of the consumer.
 func (k *Consumer) event(e event.StateEvent) {
 	switch e.Kind {
 	case event.EventUp:
@@ -265,13 +267,13 @@ type LateReturns struct {
 	Ignored atomic.Bool // the queue delivers them at once
 }
 
-// Notice is told of each delivery. brokerNow is the broker's time, if that is known.
+// Notice inspects each delivery. brokerNow returns the broker's time, if it is known.
 func (r *LateReturns) Notice(m *amqp.Message, brokerNow func() (time.Time, bool)) (ignored bool) {
 	if !r.Any.Load() || r.Ignored.Load() {
 		return false
 	}
 	at, ok := m.Annotations[annotation.DeliveryTime].(int64)
-	if !ok {
+	if !ok || m.Annotations[annotation.DeferralToken] != nil { // a claimed message comes before its time
 		return false
 	}
 	now, known := brokerNow()

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// The credit of a link session is granted and taken back here. flow is held from the moment
+// The credit of a link session is granted and revoked here. flow is held from the moment
 // when the window says what to grant until that is written, so that no credit follows a drain:
 // the broker would answer that with a count that nobody waits for.
 
-// grant grants what the window has room for, or takes back what is too much.
+// grant grants what the window has room for, or revokes what is too much.
 func (s *linkSession) grant() { s.adjust(false) }
 
 // nudge has a flow follow what was settled, if more can be delivered.
@@ -68,7 +68,7 @@ func (s *linkSession) drainLink(expedite <-chan struct{}, limit time.Duration) (
 	return !errors.Is(s.link.Drain(ctx), context.DeadlineExceeded)
 }
 
-// stopCredit grants no more credit, and takes back what is granted, unless hurry is
+// stopCredit grants no more credit, and revokes what is granted, unless hurry is
 // closed.
 func (s *linkSession) stopCredit(expedite <-chan struct{}) {
 	s.flow.Lock()

@@ -31,6 +31,10 @@ type Delivery struct {
 	uncounted, settled bool
 	aside              int64
 	lane               *string
+	// forwarding says that its lane waits for its copy, and kept are annotations for its return to
+	// the queue: see gate.
+	forwarding bool
+	kept       map[string]any
 
 	// settling is set when what becomes of it is on its way to the broker.
 	settling atomic.Bool
@@ -39,7 +43,7 @@ type Delivery struct {
 	began    atomic.Int64                          // when its handler began, in Unix nanoseconds; 0: it hasn't
 	nearing  atomic.Int32                          // how far its consumer timeout is used up: see timeouts
 	back     atomic.Bool                           // the broker has taken it back
-	// ctx is the one that its handler is called with, here so that it needn't be allocated.
+	// ctx is the one that its handler is called with, here to save an allocation.
 	ctx handlerContext
 }
 
@@ -73,6 +77,8 @@ type Decision struct {
 	// Of decisionForward: the copy, and where it goes.
 	To   address.Address
 	Copy *amqp.Message
+	// Delay is that of DecisionAgain.
+	Delay time.Duration
 	// Refused is why this takes the place of what the handler has asked for.
 	Refused error
 }
@@ -84,17 +90,25 @@ const (
 	decisionRelease DecisionKind = "release"
 	decisionModify  DecisionKind = "modify"
 	decisionForward DecisionKind = "forward"
+	// DecisionAgain keeps the delivery, and has its handler called again after Delay. Only a gated
+	// consumer carries it out. If it has to return the delivery, it returns it with Annotations.
+	DecisionAgain DecisionKind = "again"
 )
 
 // deliveryLink is what a delivery came in on.
 type deliveryLink interface {
 	over() bool
+	// parks reports whether the queue can park messages.
+	parks() bool
 	// exited carries out what has become of d, whose handler has ended its goroutine.
 	exited(d *Delivery)
 }
 
 // Exited is called when the handler has ended its goroutine.
 func (d *Delivery) Exited() { d.link.exited(d) }
+
+// Parks reports whether the delivery's queue can park messages.
+func (d *Delivery) Parks() bool { return d.link.parks() }
 
 // Revoked says whether the broker has taken it back.
 func (d *Delivery) Revoked() bool { return d.back.Load() }
@@ -116,14 +130,14 @@ func (d *Delivery) LogCtx() context.Context {
 }
 
 var (
-	// ErrRevoked is the cause of a handler's ctx whose delivery the broker took back.
-	ErrRevoked = errors.New("the broker took the delivery back")
+	// ErrRevoked is the cause of a handler's ctx whose delivery the broker revoked.
+	ErrRevoked = errors.New("the broker revoked the delivery after the consumer timeout")
 	// ErrTimeoutNear is the cause of one that ended shortly before that.
 	ErrTimeoutNear = errors.New("the consumer timeout is nearly over")
 )
 
-// lease ends a handler's ctx when the delivery is no longer its own. A context of
-// its own is made only for a handler that asks, since most never do. A delivery whose handler
+// lease ends a handler's ctx when the delivery is no longer its own. A separate context is created only
+// for a handler that asks, since most never do. A delivery whose handler
 // doesn't ask takes no lock.
 type lease struct {
 	ended atomic.Pointer[ending] // nil: it hasn't
@@ -208,7 +222,7 @@ func (c *handlerContext) ask() context.Context {
 
 func (c *handlerContext) Done() <-chan struct{} { return c.ask().Done() }
 
-// Err makes no context while there is nothing to tell.
+// Err makes no context while there is nothing to report.
 func (c *handlerContext) Err() error {
 	c.mu.Lock()
 	inner := c.inner
@@ -241,7 +255,7 @@ func (c *handlerContext) Value(key any) any {
 	return ctx.Value(key)
 }
 
-// countUnsettled is how many of ds the broker hasn't taken back.
+// countUnsettled is how many of ds the broker hasn't revoked.
 func countUnsettled(ds []*Delivery) (n int) {
 	for _, d := range ds {
 		if !d.settling.Load() {

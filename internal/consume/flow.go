@@ -51,7 +51,7 @@ func (s *linkSession) take(a link.Arrival) {
 		}
 	}
 	if s.consumer.returns.Notice(a.Msg, s.consumer.deps.Now) {
-		s.consumer.log.Warn("hopback: the queue ignores the delivery time of messages that went back; deliveries that wait for their forwards are kept instead")
+		s.consumer.log.Warn("hopback: the queue redelivers returned messages too early; deliveries whose copies wait are kept instead")
 	}
 	d := s.consumer.deps.Arrived(a.Msg, now)
 	d.Message, d.id, d.received, d.link = a.Msg, a.ID, now, s
@@ -67,7 +67,7 @@ func (s *linkSession) take(a link.Arrival) {
 }
 
 // admit hands d to the workers, now or once nothing else is in its way: first the
-// isolation's suspects, then those before it in its lane.
+// isolation's poison messages, then those before it in its lane.
 func (s *linkSession) admit(d *Delivery, unreadable bool, then *wakes) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,6 +91,10 @@ func (s *linkSession) leaseEnded(first, last uint32) {
 	s.mu.Lock()
 	all := s.leases.revoked(first, last)
 	s.mu.Unlock()
+	if s.gated() {
+		s.gate.stepBack()
+		s.stopWorkers() // no later message of the key begins
+	}
 	if len(all) == 0 {
 		go s.nudge() // the settlement and this have crossed
 	}
@@ -99,14 +103,13 @@ func (s *linkSession) leaseEnded(first, last uint32) {
 	}
 }
 
-// revoked is told that the broker has given d to somebody else, since it was
-// held for longer than the queue's consumer timeout. The broker gives this link
-// nothing more until the stale delivery is settled, and a flow has come behind that. So
-// that is done at once; what the handler decides on it is dropped, and the handler
-// learns it from its ctx.
+// revoked is called when the broker has given d to another consumer, because it was held for
+// longer than the queue's consumer timeout. The broker sends this link nothing more until the
+// revoked delivery is settled and a flow has followed. So revoked settles it at once. The
+// handler's result will be ignored; the handler learns that from its ctx.
 func (s *linkSession) revoked(d *Delivery) {
 	now := time.Now()
-	s.consumer.log.WarnContext(d.LogCtx(), "hopback: the broker took a delivery back because it was held for longer than the consumer timeout", "message_id", publish.MessageID(d.Message), "held", now.Sub(d.received).Round(time.Millisecond))
+	s.consumer.log.WarnContext(d.LogCtx(), "hopback: the broker revoked a delivery because it was held for longer than the consumer timeout", "message_id", publish.MessageID(d.Message), "held", now.Sub(d.received).Round(time.Millisecond))
 	s.consumer.timeouts.learn(d.received, now)
 	d.back.Store(true)
 	d.End(ErrRevoked)
@@ -151,6 +154,10 @@ func (s *linkSession) nearTimeout(d *Delivery, last bool) {
 		return
 	}
 	d.End(ErrTimeoutNear)
+	if s.gated() {
+		s.gate.stepBack() // with its link, the message returns in its order
+		return
+	}
 	s.deciding.start(func() {
 		keeps, _ := s.keepsDead()
 		switch {
@@ -158,7 +165,7 @@ func (s *linkSession) nearTimeout(d *Delivery, last bool) {
 		case !keeps:
 			s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; the broker will deliver the message again without counting a failure, because its queue isn't known to have a dead-letter exchange", "message_id", publish.MessageID(d.Message), "held", held)
 		default:
-			s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; its message goes back to the queue as a failed delivery", "message_id", publish.MessageID(d.Message), "held", held)
+			s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; its message returns to the queue as a failed delivery", "message_id", publish.MessageID(d.Message), "held", held)
 			s.push(d, link.Disposition{Kind: link.DispositionModified, Failed: true})
 		}
 	})
@@ -212,6 +219,8 @@ func (s *linkSession) handle(d *Delivery) (f finished) {
 	return f
 }
 
+func (s *linkSession) parks() bool { return s.link.Claims() }
+
 // exited is called by a worker that ends, since its handler has ended the goroutine.
 func (s *linkSession) exited(d *Delivery) {
 	f := s.decided(d, d.Handled.Decide())
@@ -226,6 +235,10 @@ func (s *linkSession) exited(d *Delivery) {
 
 // decided is what follows from a decision. A forward is begun.
 func (s *linkSession) decided(d *Delivery, r Decision) finished {
+	if r.Kind == DecisionAgain && s.gated() {
+		d.kept = r.Annotations
+		return finished{delivery: d, again: true, after: r.Delay}
+	}
 	if disp, settle := s.outcome(d, r); settle {
 		return s.finished(d, disp)
 	}
@@ -266,9 +279,37 @@ func (s *linkSession) outcome(d *Delivery, r Decision) (disp link.Disposition, s
 				disp.Annotations[annotation.Error] = r.ErrorText
 			}
 		}
+		_, timed := disp.Annotations[annotation.DeliveryTime]
+		if (r.DeadLetter || r.Failed && !timed) && !s.old.DeliversPublishedAtOnce && timeToCome(d.Message) {
+			// It was claimed before its time, or published before the broker was upgraded to 4.4.
+			// Otherwise the queue that it is dead-lettered to, now or at its delivery limit, would
+			// hold it until then, and nobody would see it.
+			if disp.Annotations == nil {
+				disp.Annotations = amqp.Annotations{}
+			}
+			disp.Annotations[annotation.DeliveryTime] = int64(0)
+		}
 		return disp, true
 	}
 }
+
+// timeToCome reports whether a message's delivery time is to come, or may be by the broker's clock.
+// Another client may have written it in any of the types that RabbitMQ reads.
+func timeToCome(m *amqp.Message) bool {
+	passed := time.Now().Add(-clockSkew)
+	switch at := m.Annotations[annotation.DeliveryTime].(type) {
+	case int64:
+		return at > passed.UnixMilli()
+	case uint64:
+		return at > uint64(passed.UnixMilli())
+	case time.Time:
+		return at.After(passed)
+	}
+	return false
+}
+
+// clockSkew is how much the clocks of the broker and of this host may differ.
+const clockSkew = time.Minute
 
 // forward hands the copy, which is valid, to the forwarder and accepts the original when
 // the copy is confirmed.
@@ -342,11 +383,14 @@ func PatienceFor(patience time.Duration, failed uint32) time.Duration {
 func (s *linkSession) notForwarded(d *Delivery, to address.Address, m *amqp.Message, err error) {
 	keeps, unknown := s.keepsDead()
 	switch {
-	case keeps:
+	case keeps && !s.gated():
 	case s.over():
 		return
 	case failure.IsClosed(s.closing):
 		s.push(d, link.Disposition{Kind: link.DispositionReleased})
+		return
+	case s.gated():
+		s.forward(d, to, m)
 		return
 	case unknown != nil:
 		s.consumer.log.WarnContext(d.LogCtx(), "hopback: a forward failed; the original is kept, because the broker hasn't answered whether its queue has a dead-letter exchange, and its copy is tried again", "to", to.String(), "error", err, "unanswered", unknown)
@@ -357,10 +401,10 @@ func (s *linkSession) notForwarded(d *Delivery, to address.Address, m *amqp.Mess
 		s.forward(d, to, m)
 		return
 	}
-	s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a forward failed; the original goes back to its queue", "to", to.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
+	s.consumer.log.ErrorContext(d.LogCtx(), "hopback: a forward failed; the original returns to its queue", "to", to.String(), "error", err, "then", "as a failed delivery, which the queue's delivery limit sends to its dead-letter exchange")
 	r := d.Handled.Unaccepted(err)
 	if r.Refused != nil {
-		s.consumer.log.ErrorContext(d.LogCtx(), "hopback: annotations were refused; the message goes back without them", "message_id", publish.MessageID(d.Message), "error", r.Refused)
+		s.consumer.log.ErrorContext(d.LogCtx(), "hopback: annotations were refused; the message returns to its queue without them", "message_id", publish.MessageID(d.Message), "error", r.Refused)
 	}
 	s.carryOut(d, r)
 }
@@ -399,6 +443,12 @@ func (s *linkSession) push(d *Delivery, disp link.Disposition) {
 	var then wakes
 	s.mu.Lock()
 	s.put(settlement{d, disp}, &then)
+	if d.forwarding {
+		d.forwarding = false
+		if next := s.lanes.next(d); next != nil {
+			s.enqueue(next, &then)
+		}
+	}
 	s.mu.Unlock()
 	s.after(&then)
 }
@@ -406,7 +456,7 @@ func (s *linkSession) push(d *Delivery, disp link.Disposition) {
 // release has deliveries go back to the queue.
 func (s *linkSession) release(all []*Delivery) {
 	for _, d := range all {
-		s.push(d, link.Disposition{Kind: link.DispositionReleased})
+		s.push(d, d.unbegun())
 	}
 }
 
@@ -432,8 +482,8 @@ func (s *linkSession) late(d *Delivery) {
 	s.consumer.event(event.StateEvent{Kind: event.EventLate, Err: failure.ErrConnectionLost})
 }
 
-// withKnownCount notes the delivery count that the message will have, so that
-// whoever gets it next knows that nothing went wrong unseen.
+// withKnownCount adds the delivery count that the message will have, so that the next consumer
+// knows that all those failures were reported.
 func withKnownCount(d *Delivery, disp link.Disposition) amqp.Annotations {
 	n := int64(d.failures())
 	if disp.Failed {
@@ -461,15 +511,18 @@ func annotations(given map[string]any, more int) amqp.Annotations {
 
 const (
 	// MaxAside and maxAsideBytes are how many deliveries may wait for their forwards
-	// beside the window.
+	// in addition to the window.
 	MaxAside      = 4096
 	maxAsideBytes = 64 << 20
 )
 
-// setAside takes a delivery out of the window whose forward has to wait, so that it
-// holds up no other. When there is no room for more, the delivery goes back to its
-// queue, to come again later, if the queue can do that and the copy wasn't sent.
+// setAside takes a delivery whose forward has to wait out of the window, so that it blocks no
+// other. When there is no room for more, the delivery returns to its queue, to be delivered
+// later, if the queue supports that and the copy wasn't sent.
 func (s *linkSession) setAside(d *Delivery, size int64, mayReturn bool) (aside, returned bool) {
+	if s.gated() {
+		return false, false // what a gated consumer holds is in its window: see Turn
+	}
 	var then wakes
 	defer s.after(&then)
 	s.mu.Lock()
@@ -492,7 +545,7 @@ func (s *linkSession) setAside(d *Delivery, size int64, mayReturn bool) (aside, 
 
 // returnLater has a delivery go back to its queue, which isn't to deliver it soon. It
 // counts as no failure. Where the broker would count it, or deliver it at once, or as long
-// as the broker's time isn't known, the delivery isn't given back.
+// as the broker's time isn't known, the delivery isn't returned.
 func (s *linkSession) returnLater(d *Delivery) bool {
 	if s.old.CountsReturns || s.old.IgnoresDeliveryTime || s.consumer.returns.Ignored.Load() {
 		return false
@@ -593,6 +646,9 @@ func (s *linkSession) resize() {
 	s.mu.Lock()
 	limit := s.consumer.allowed()
 	n := min(limit, s.consumer.cfg.Prefetch)
+	if s.gated() && !s.gate.serves {
+		n = 0
+	}
 	if e := s.consumer.estimate; e != nil {
 		n = min(n, e.size())
 	}
@@ -609,10 +665,9 @@ func (s *linkSession) resize() {
 	s.after(&then)
 }
 
-// hold deals with a message that can't be decoded, so that nobody can handle it.
-// It is dead-lettered, as it was sent, if the queue is known to have a dead-letter
-// exchange; a queue that has none would drop it. So there it is held, unsettled, until
-// the consumer ends.
+// hold processes a message that can't be decoded, so that no handler can handle it. It
+// dead-letters the original bytes if the queue is known to have a dead-letter exchange. Without
+// one, the queue would drop the message; so hold keeps it unsettled until the consumer stops.
 func (s *linkSession) hold(d *Delivery) {
 	s.holding.Go(func() {
 		err := errors.New("the message has a char or a decimal, is nested too deeply, or isn't encoded well, so it can't be decoded")
@@ -628,11 +683,11 @@ func (s *linkSession) hold(d *Delivery) {
 			s.carryOut(d, d.Handled.Undecodable(err))
 			return
 		}
-		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer ends", "error", errors.Join(err, unknown))
+		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer stops", "error", errors.Join(err, unknown))
 		var then wakes
 		s.mu.Lock()
 		s.held = append(s.held, d)
-		if len(s.held) <= s.consumer.cfg.Prefetch { // it mustn't take the place of what can be handled
+		if len(s.held) <= s.consumer.cfg.Prefetch && !s.gated() { // leave room for messages that can be handled
 			d.Message.Data = nil
 			s.uncount(d, &then)
 			then.credit = s.window.due(false)

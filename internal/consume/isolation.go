@@ -6,21 +6,22 @@ import (
 	"github.com/hopback/hopback/internal/annotation"
 )
 
-// isolation keeps a message that may take the process down from taking the
-// delivery counts of others along. When a process dies, RabbitMQ counts a failed
-// delivery for every message that it held, guilty or not. So a message that has
-// failed twice more than anybody has said is a suspect, and handled while nothing
-// else is unsettled on the link. (Once is what every message of a consumer has
-// whose connection broke.)
+// isolation keeps a message that may crash the process from driving up the delivery counts of
+// other messages. When a process crashes, RabbitMQ counts a failed delivery for every message
+// that it held. So a message with two failures that no consumer has reported counts as poison,
+// and is handled while nothing else on the link is unsettled. (One unreported failure is normal:
+// every message of a consumer has it after its connection was lost.)
 //
-// Since a quorum queue puts what comes back at its head, a link begins with one
-// credit, and gets the rest with the first message that is no suspect. A suspect
-// that comes later waits until all others are settled. linkSession.mu guards it.
+// A quorum queue puts returned messages at its head. So a link starts with one credit, and gets
+// the rest with the first message that isn't poison. A poison message that arrives later waits
+// until all others are settled. linkSession.mu guards it.
 type isolation struct {
 	off     bool
-	probing bool      // the link may have one delivery only
-	running *Delivery // the suspect that is with the workers
-	others  int       // deliveries unsettled that are no suspects
+	probing bool // the link may have one delivery only
+	// running is the poison message that is with the workers.
+	running *Delivery
+	// others counts unsettled deliveries that aren't poison.
+	others  int
 	poisons []*Delivery
 }
 
@@ -68,7 +69,7 @@ func (q *isolation) widen() bool {
 }
 
 // settled is called for every settlement, and returns the delivery to hand on then, or
-// none. d may be one that no worker has had: the broker takes back those that wait, too.
+// none. d may be one that no worker has had: the broker revokes those that wait, too.
 func (q *isolation) settled(d *Delivery) (now *Delivery) {
 	if q.off {
 		return nil
@@ -87,7 +88,7 @@ func (q *isolation) settled(d *Delivery) (now *Delivery) {
 	return q.next()
 }
 
-// next is the suspect whose turn it is.
+// next is the poison message whose turn it is.
 func (q *isolation) next() *Delivery {
 	if q.others > 0 || q.running != nil || len(q.poisons) == 0 {
 		return nil
@@ -99,7 +100,7 @@ func (q *isolation) next() *Delivery {
 	return d
 }
 
-// empty returns the suspects that wait, for giving them back.
+// empty returns the poison messages that wait, so that they can be returned.
 func (q *isolation) empty() []*Delivery {
 	all := q.poisons
 	q.poisons = nil
@@ -111,14 +112,14 @@ func (q *isolation) count() int {
 	return countUnsettled(q.poisons)
 }
 
-// poisonAfter is how many failures without a known reason make a suspect.
+// poisonAfter is how many unreported failures make a message poison.
 const poisonAfter = 2
 
-// poisonAcquired is how many deliveries without a failure make one. RabbitMQ 4.3 counts
-// them in annotationAcquired, and doesn't count as a failure what it takes back after the
-// consumer timeout. Consumers that pause or stop make some, too. A message that one has given
-// back to come later, with annotation.DeliveryTime, is no suspect: it may come back for as
-// long as an address takes nothing.
+// poisonAcquired is how many deliveries without a failure make a message poison. RabbitMQ 4.3
+// counts them in annotationAcquired, and doesn't count a delivery that it revokes after the
+// consumer timeout as a failure. Consumers that pause or stop cause some, too. A message that a
+// consumer has returned for later delivery, with annotation.DeliveryTime, isn't poison: it may
+// be redelivered for as long as an address accepts nothing.
 const poisonAcquired = 50
 
 // annotationAcquired is how often RabbitMQ 4.3 has delivered the message before.

@@ -26,7 +26,7 @@ func newIsolationModel(t *testing.T) *isolationModel {
 	return m
 }
 
-// begin is told of the delivery that is to be handed on, if there is one.
+// begin gets the delivery that is to be handed on, if there is one.
 func (m *isolationModel) begin(d *Delivery) {
 	if d == nil {
 		return
@@ -39,7 +39,7 @@ func (m *isolationModel) begin(d *Delivery) {
 	m.begun[d] = true
 }
 
-// changed is told whether probing has changed.
+// changed gets whether probing has changed.
 func (m *isolationModel) changed(changed bool) {
 	if changed {
 		m.narrow = !m.narrow
@@ -80,8 +80,7 @@ func anyOf(r *rand.Rand, set map[*Delivery]bool) *Delivery {
 	return chosen
 }
 
-// Whatever arrives, is settled and is taken back by the broker, in any order: no
-// suspect waits while nothing is in its way, and none begins beside another delivery.
+// For any order of arrivals, settlements, and revocations: no poison message waits while nothing blocks it, and none starts next to another delivery.
 func TestIsolationUnderAnySequence(t *testing.T) {
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 0))

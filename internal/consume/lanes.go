@@ -31,8 +31,7 @@ func (d *Delivery) keyed() {
 	}
 }
 
-// next is told that no handler will be called for d any more, and returns the delivery to
-// hand on instead, or none. To be told more than once does no harm.
+// next is called when no handler will be called for d any more. It returns the delivery to hand on instead, or none. Calling it more than once does no harm.
 func (l *lanes) next(d *Delivery) (now *Delivery) {
 	if d.lane == nil {
 		return nil

@@ -1,6 +1,6 @@
 package consume
 
-// leases finds the deliveries that the broker takes back by their ids. A nil map keeps none.
+// leases finds the deliveries that the broker revokes by their ids. A nil map keeps none.
 // linkSession.mu guards it.
 type leases map[uint32]*Delivery
 

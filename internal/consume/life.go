@@ -17,6 +17,7 @@ const (
 	sessionLost    sessionEnd = iota // the link was lost
 	sessionDrained                   // ctx has ended
 	sessionRenewed                   // the session is to be replaced, and nothing is left on it
+	sessionStepped                   // a gated consumer goes to the end of the line
 )
 
 // receiving is the goroutine that receives, which renew stops and may start again.
@@ -41,6 +42,11 @@ func (r *receiving) stop() {
 // run handles deliveries until ctx ends, the link is lost or the session worn out.
 func (s *linkSession) run(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) sessionEnd {
 	s.handlerCtx = handlerCtx
+	interrupt := context.CancelCauseFunc(func(error) {})
+	if s.gated() {
+		s.handlerCtx, interrupt = context.WithCancelCause(handlerCtx)
+	}
+	defer interrupt(nil)
 	receive := &receiving{of: s}
 	s.isolation.begin()
 	s.consumer.setCurrent(s)
@@ -53,7 +59,10 @@ func (s *linkSession) run(ctx, handlerCtx context.Context, hard context.CancelCa
 	switch end {
 	case sessionDrained:
 		s.drain(receive, hard)
+	case sessionStepped:
+		s.drain(receive, interrupt)
 	case sessionLost:
+		interrupt(failure.ErrConnectionLost) // another consumer continues
 		s.unsettled = s.open()
 		s.consumer.log.Warn("hopback: the consumer's link was lost; opening it again", "error", failure.NewError("consume", s.consumer.queue, failure.ErrConnectionLost, s.why), "unsettled", s.unsettled)
 	}
@@ -69,13 +78,15 @@ func (s *linkSession) run(ctx, handlerCtx context.Context, hard context.CancelCa
 			s.consumer.forwards.Close()
 		}
 		s.finishSettling()
+		s.overBeforeClose()
 		s.closeLink()
 		if s.open() == 0 {
 			s.workers.wait() // none is in a handler
 		}
 		s.die(failure.ErrClosed)
-	case sessionRenewed:
+	case sessionRenewed, sessionStepped:
 		s.finishSettling()
+		s.overBeforeClose()
 		s.closeLink()
 		s.die(errReplaced)
 	default:
@@ -100,7 +111,7 @@ func (s *linkSession) closeLink() {
 
 // live waits for the end of the link session.
 func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
-	exhausted := s.exhausted
+	exhausted, active := s.exhausted, s.gate.active
 	var again <-chan time.Time
 	starving := s.watchStarving(ctx)
 	defer starving.stop()
@@ -110,6 +121,13 @@ func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 			return sessionDrained
 		case <-s.dead:
 			return sessionLost
+		case <-active:
+			active = nil
+			s.gate.begun = true
+			s.consumer.cfg.Gate.Turn(s.gate.turn)
+			continue
+		case <-s.gate.step:
+			return sessionStepped
 		case <-starving.due():
 			starving.check()
 			continue
@@ -125,6 +143,9 @@ func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 			starving.again(0)
 			continue
 		case <-exhausted:
+			if s.gated() {
+				return sessionStepped
+			}
 			exhausted = nil
 		case <-again:
 		}
@@ -218,7 +239,9 @@ func (s *linkSession) drain(receive *receiving, hard context.CancelCauseFunc) {
 	switch {
 	case s.begun() == 0 || s.over():
 	case s.silent.Load():
-		s.returnUnbegun() // in case the broker reads it later
+		if !s.gated() { // what runs comes before it
+			s.returnUnbegun() // in case the broker reads it later
+		}
 		// What waits for the broker, such as a copy, isn't waited for. Handlers are.
 		if !s.awaitWorkers(time.Until(graceEnd)) {
 			hard(errGraceOver)
@@ -272,7 +295,7 @@ func (s *linkSession) returnIfShared() (end func()) {
 
 // stopWorkers has workers take no more deliveries.
 func (s *linkSession) stopWorkers() {
-	close(s.closing)
+	s.closingOnce.Do(func() { close(s.closing) })
 	s.workers.stop()
 }
 
@@ -291,7 +314,7 @@ func (s *linkSession) awaitSilence() (enough <-chan struct{}, heard func()) {
 	var asked sync.WaitGroup
 	asked.Go(func() {
 		if link.Pause(ctx, SilentAfter) && !s.sess.Answering(ctx, SilentLimit) {
-			s.consumer.log.Warn("hopback: the consumer ends without waiting for the broker, which doesn't answer")
+			s.consumer.log.Warn("hopback: the broker doesn't answer; the consumer stops without waiting for it")
 			s.silent.Store(true)
 			cancel()
 		}

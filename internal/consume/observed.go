@@ -41,4 +41,5 @@ func (s *linkSession) count(c *instrument.ConsumerStats) {
 	s.window.count(c)
 	c.Unsettled += s.aside
 	c.Ready = s.ready()
+	c.Owner = s.gated() && s.gate.serves
 }

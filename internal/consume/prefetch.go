@@ -34,7 +34,7 @@ func newPrefetchEstimate(workers, near, far int) *prefetchEstimate {
 
 func (a *prefetchEstimate) size() int { return a.now }
 
-// handled is told how long a handler took, and says whether the size has changed.
+// handled records how long a handler took, and reports whether the size has changed.
 func (a *prefetchEstimate) handled(d time.Duration) bool {
 	d = max(d, time.Microsecond)
 	if a.mean == 0 {
@@ -45,12 +45,12 @@ func (a *prefetchEstimate) handled(d time.Duration) bool {
 	return a.follow()
 }
 
-// attached is told how long it took to attach a new link: the round trip is no longer.
+// attached records how long it took to attach a new link: the round trip is no longer than that.
 func (a *prefetchEstimate) attached(d time.Duration) {
 	a.trip = min(d, longestTrip)
 }
 
-// measured is told of a round trip on the link, and says whether the size has changed.
+// measured records a round trip on the link, and reports whether the size has changed.
 func (a *prefetchEstimate) measured(d time.Duration) bool {
 	d = min(d, longestTrip)
 	if d < a.trip {

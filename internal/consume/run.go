@@ -47,7 +47,7 @@ func (k *Consumer) checkForwards(ctx context.Context) error {
 			return err
 		}
 		if err := k.forwards.Check(ctx, target); errors.Is(err, failure.ErrUnauthorized) {
-			return fmt.Errorf("hopback: consume %q: what fails couldn't be retried, because the user may not publish retry copies; give the user the write permission (rabbitmqctl set_permissions): %w", k.queue, err)
+			return fmt.Errorf("hopback: consume %q: failed messages couldn't be retried, because the user may not publish retry copies; grant the write permission (rabbitmqctl set_permissions): %w", k.queue, err)
 		}
 	}
 	return nil
@@ -83,14 +83,23 @@ func (k *Consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 			k.log.Warn("hopback: consuming failed; trying again", "error", err)
 			continue
 		}
+		if s.gated() && !attached {
+			k.cfg.Gate.Attached()
+		}
 		attached = true
 		try.Up()
 		if !renewed {
 			notify(event.StateEvent{Kind: event.EventUp, Down: time.Since(lost)})
 		}
 		end := s.run(ctx, handlerCtx, hard)
+		s.endTurn(ctx)
 		if end == sessionDrained {
 			break
+		}
+		if end == sessionStepped {
+			try.Worked()
+			renewed = true
+			continue
 		}
 		lost, renewed = time.Now(), end == sessionRenewed
 		if renewed {
@@ -140,7 +149,10 @@ func (k *Consumer) open(ctx context.Context) (*linkSession, error) {
 		s.leases = leases{}
 		o.Revoked = s.leaseEnded
 	}
-	if k.active != nil {
+	switch {
+	case s.gated():
+		o.State = s.gate.begin(s)
+	case k.active != nil:
 		o.State = k.active.state(sess)
 	}
 	began := time.Now()

@@ -55,8 +55,9 @@ type linkSession struct {
 	// lastTarget is where the last forward went to: mostly the next goes there, too.
 	lastTarget atomic.Pointer[builtAddress]
 	// closing is closed when workers are to take no more deliveries.
-	closing    chan struct{}
-	handlerCtx context.Context
+	closing     chan struct{}
+	closingOnce sync.Once
+	handlerCtx  context.Context
 	// flow: see credit.go.
 	flow sync.Mutex
 
@@ -72,6 +73,7 @@ type linkSession struct {
 	asideBytes int64
 	held       []*Delivery // that nobody can read
 	returning  bool        // what no handler has begun goes back to the queue as it closes
+	gate       gate
 }
 
 // settler is the state of the goroutine that settles.
@@ -96,6 +98,9 @@ type finished struct {
 	// settle says that d is to be written.
 	settle bool
 	d      link.Disposition
+	// again says that the handler is called again after a delay.
+	again bool
+	after time.Duration
 	// took is for how long the handler has run; 0: it hasn't.
 	took time.Duration
 }
@@ -105,7 +110,7 @@ type wakes struct {
 	worker                      *worker     // to be woken
 	settle                      settlement  // for the settler, which is idle
 	late                        *Delivery   // its link was lost
-	back                        []*Delivery // to be given back
+	back                        []*Delivery // to be requeued
 	idle, resize, credit, nudge bool
 }
 
@@ -178,7 +183,21 @@ func (s *linkSession) finish(f finished, then *wakes) {
 	if e := s.consumer.estimate; e != nil && f.took > 0 && !s.over() && e.handled(f.took) {
 		then.resize = true
 	}
-	if next := s.lanes.next(f.delivery); next != nil {
+	switch {
+	case f.again:
+		s.gate.keep(s, f.delivery, f.after)
+		s.noteClosing(then)
+	case s.gated() && !f.settle && !f.delivery.settling.Load() && !s.over():
+		f.delivery.forwarding = true // its lane waits for the copy: see put
+	default:
+		s.leaveLane(f.delivery, then)
+	}
+}
+
+// leaveLane lets the next in d's lane continue. It is called with mu held by one that takes the
+// next delivery then.
+func (s *linkSession) leaveLane(d *Delivery, then *wakes) {
+	if next := s.lanes.next(d); next != nil {
 		s.workers.waiting.push(next)
 		s.noteClosing(then)
 	}
@@ -192,7 +211,7 @@ func (s *linkSession) enqueue(d *Delivery, then *wakes) {
 	s.noteClosing(then)
 }
 
-// noteClosing has the drain look again: something waits whose turn came after it had looked.
+// noteClosing makes the drain check again: a delivery's turn came after the last check.
 func (s *linkSession) noteClosing(then *wakes) {
 	if failure.IsClosed(s.closing) {
 		if s.returning {
@@ -221,10 +240,10 @@ func (s *linkSession) uncount(d *Delivery, then *wakes) {
 
 // ready is how many deliveries wait for a handler. It is called with mu held.
 func (s *linkSession) ready() int {
-	return s.workers.count() + s.lanes.count() + s.isolation.count()
+	return s.workers.count() + s.lanes.count() + s.isolation.count() + s.gate.count()
 }
 
-// unbegun takes back what no handler has begun, in the order in which it came. It is called with
+// unbegun removes what no handler has started, in the order in which it came. It is called with
 // mu held.
 func (s *linkSession) unbegun() (all []*Delivery) {
 	for d := s.workers.waiting.pop(); d != nil; d = s.workers.waiting.pop() {
@@ -232,11 +251,16 @@ func (s *linkSession) unbegun() (all []*Delivery) {
 			all = append(all, d)
 		}
 	}
+	for _, d := range s.gate.empty() {
+		for ; d != nil; d = s.lanes.next(d) {
+			all = append(all, d)
+		}
+	}
 	all = append(all, s.lanes.empty()...)
 	if s.returning {
 		all = append(all, s.isolation.empty()...)
 	}
-	slices.SortStableFunc(all, func(a, b *Delivery) int { return a.received.Compare(b.received) })
+	slices.SortFunc(all, func(a, b *Delivery) int { return int(int32(a.id - b.id)) }) // serial numbers, which may wrap
 	return all
 }
 
@@ -286,6 +310,9 @@ func (s *linkSession) die(err error) {
 		s.why = err
 		close(s.dead)
 		s.workers.stop()
+		s.mu.Lock()
+		s.gate.empty() // stops its timers
+		s.mu.Unlock()
 	})
 }
 

@@ -12,9 +12,8 @@ import (
 )
 
 // A consumer can starve on a link that looks healthy. After the leader of a queue was
-// frozen, RabbitMQ 4.0.5 goes on sending a session's credit and settlements to the
-// deposed leader, which ignores them; AMQP confirms neither. More credit goes the same
-// way; another session doesn't.
+// frozen, RabbitMQ 4.0.5 keeps sending a session's credit and settlements to the
+// deposed leader, which ignores them; AMQP confirms neither. More credit goes there, too; another session doesn't.
 //
 // So a consumer that has credit and gets nothing for a while asks how many messages are
 // ready in its queue. If there are some, its session is replaced, in order. Consumers of
@@ -26,12 +25,12 @@ import (
 // one: then the session of an idle consumer is replaced, too.
 
 const (
-	// StarvingConfirm is the pause between the two looks that must both find messages:
+	// StarvingConfirm is the pause between the two checks that must both find messages:
 	// what was published a moment ago is on its way.
 	StarvingConfirm = time.Second
 	// starvingPeek bounds one look. The broker doesn't answer while it has an alarm.
 	starvingPeek = 10 * time.Second
-	// An empty queue is looked at less and less often, down to every emptyPause; a
+	// An empty queue is checked less and less often, down to every emptyPause; a
 	// session is replaced in vain down to every vainPause.
 	emptyPause = 2 * time.Minute
 	vainPause  = 16 * time.Minute
@@ -44,7 +43,7 @@ type starvation struct {
 	cancel context.CancelFunc
 	timer  *time.Timer // nil: nothing is watched
 	found  chan finding
-	// leader is the queue's when it was first looked at.
+	// leader is the queue's when it was first checked.
 	leader     string
 	confirming bool      // the last look has found messages
 	checked    time.Time // deliveries up to then are known of
@@ -104,7 +103,7 @@ func (w *starvation) silence() (d time.Duration, came bool) {
 	return max(time.Since(since), 1), came
 }
 
-// check looks at the queue if the link has been silent for long enough. The answer
+// check inspects the queue if the link has been silent for long enough. The answer
 // comes through found.
 func (w *starvation) check() {
 	h := &w.s.consumer.starvation
@@ -168,14 +167,14 @@ func (w *starvation) starves(f finding) error {
 	return nil
 }
 
-// replaces tells of a session that is about to be replaced.
+// replaces reports that a session is about to be replaced.
 func (w *starvation) replaces(why error) {
 	h := &w.s.consumer.starvation
 	level := w.s.consumer.log.Warn
 	if h.vain > 0 {
 		level = w.s.consumer.log.Debug
 	}
-	level("hopback: the consumer starves, its session is replaced", "error", why, "in_vain", h.vain)
+	level("hopback: the consumer starves; its session is replaced", "error", why, "in_vain", h.vain)
 	w.s.consumer.event(event.StateEvent{Kind: event.EventStarved, Err: why})
 	h.vain++
 	h.pause = min(2*h.pause, max(vainPause, h.after))

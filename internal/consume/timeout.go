@@ -22,7 +22,7 @@ type timeouts struct {
 	mu    sync.Mutex
 	timer *time.Timer
 	over  bool
-	// The last delivery that the broker took back: for how long it was held, and until when.
+	// The last delivery that the broker revoked: for how long it was held, and until when.
 	held  time.Duration
 	until time.Time
 }
@@ -45,7 +45,7 @@ func (t *timeouts) know(limit time.Duration) {
 	}
 }
 
-// learn takes a delivery that the broker has taken back. The limit may be a policy's or
+// learn records a delivery that the broker has revoked. The limit may be a policy's or
 // the broker's own, which can't be read over AMQP. One delivery that was received late, since
 // the process was suspended, shows nothing; two in a row that were held for as long do.
 func (t *timeouts) learn(received, now time.Time) {

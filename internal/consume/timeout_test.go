@@ -11,7 +11,7 @@ import (
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
-// Deliveries that are taken back together show the timeout once.
+// Deliveries that are revoked together show the timeout once.
 func TestTheConsumerTimeoutIsNotLearnedFromOnePause(t *testing.T) {
 	l := &timeouts{workers: &workerSet{}}
 	now := time.Now()

@@ -98,7 +98,7 @@ func (w *window) starving() (since time.Time, came, open bool) {
 // taken back.
 func (w *window) room() int { return w.limit - w.granted - w.unsettled }
 
-// due says whether credit is to be granted or taken back now. Credit is granted in batches: one
+// due says whether credit is to be granted or revoked now. Credit is granted in batches: one
 // flow frame for half a window, or as much as leaves no worker without work. more says that the
 // next settlements follow at once, and so grant what leaves no worker without work: where there
 // are as many workers as the window is large, each settlement would otherwise be followed by

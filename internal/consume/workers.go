@@ -23,7 +23,7 @@ import (
 //
 // A worker that is on its way takes a delivery before it does anything else, and calls
 // the next one if there are more (next). A worker whose handler has returned looks for
-// a delivery before it is idle, and calls one, too, if it leaves any. What can hold up
+// a delivery before it is idle, and calls one, too, if it leaves any. What can block
 // one on its way is only the slot that a new worker needs, which a handler of an earlier
 // link may have; then it isn't on its way any more, and calls another (takeSlot).
 type workers struct {
@@ -49,7 +49,7 @@ func newWorkers(of *linkSession, most int, slots chan struct{}, all *workerSet) 
 
 // worker is one goroutine of them.
 type worker struct {
-	// called has one value when the worker is to look for a delivery.
+	// called has one value when the worker should check for a delivery.
 	called chan struct{}
 	// current is the delivery that it has; nil: none.
 	current atomic.Pointer[Delivery]

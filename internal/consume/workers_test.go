@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestFifoIsOneWhateverIsInIt(t *testing.T) {
+func TestFifoIsOneWithAnyContent(t *testing.T) {
 	var q fifo[int]
 	var want []int
 	for i := range 100_000 {

@@ -186,7 +186,7 @@ func fetch(ctx context.Context, r *Receiver, n uint32) (got []string, last *uint
 }
 
 // A batch ends where the queue has no more, or where all that was asked for is there. The
-// delivery-count goes on over 2^32, and messages may come in parts.
+// delivery-count continues over 2^32, and messages may come in parts.
 func TestFetch(t *testing.T) {
 	t.Parallel()
 	settled := make(chan *frames.Disposition, 1)
@@ -245,7 +245,7 @@ func TestFetchGoesOnBehindAnErrorOfTake(t *testing.T) {
 }
 
 // A sender waits for the link's credit and the session's window, cuts messages into frames,
-// and tells each answer once.
+// and reports each answer once.
 func TestSend(t *testing.T) {
 	t.Parallel()
 	whole := make(chan string, 1)
@@ -311,7 +311,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What is unanswered when its link or its connection ends is told so, once.
+// Messages that are unanswered when their link or connection ends get that error, once.
 func TestUnansweredMessagesAreToldOf(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(b *fakeBroker){
@@ -507,7 +507,7 @@ func TestLinksAreBounded(t *testing.T) {
 	assert.LessOrEqual(t, most, maxSenders+1)
 }
 
-// Whatever a broker sends, in the handshake or behind it, nothing panics, and all waits end.
+// No input from a broker, in the handshake or after it, causes a panic, and all waits end.
 func FuzzBroker(f *testing.F) {
 	add := func(ps ...frames.Performative) {
 		var b []byte

@@ -12,7 +12,7 @@ import (
 // maxUnwritten is how many bytes wait for the network before a Move waits.
 const maxUnwritten = 1 << 20
 
-// Delivery is a message as it was received.
+// Delivery is a received message.
 type Delivery struct {
 	ID uint32
 	// Payload is the encoded message.

@@ -33,7 +33,7 @@ type copySent struct {
 }
 
 // Send sends an encoded message to target, an address. It waits while messages before it wait for
-// the broker's credit, and returns when the message is on its way. tell is called with nil once
+// the broker's credit, and returns when the message is on its way. notify is called with nil once
 // the broker has accepted it, and with the broker's answer or a [LostError] otherwise. It is
 // called exactly once if Send returns nil, and never if not. It must not block, and may be called
 // before Send returns.

@@ -18,7 +18,7 @@ func TestSigned(t *testing.T) {
 	for name, c := range map[string]struct {
 		m     *frames.Message
 		login *userid.Login
-		want  any // the annotation; nil: the message stays as it is
+		want  any // the annotation; nil: the message isn't changed
 	}{
 		"no properties":  {&frames.Message{Body: body}, bob, nil},
 		"none":           {&frames.Message{Properties: &frames.Properties{MessageID: "1"}, Body: body}, bob, nil},

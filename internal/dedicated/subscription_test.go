@@ -26,7 +26,7 @@ func texts(ctx context.Context, t *testing.T, s *Subscription, n int) (all []str
 }
 
 // Messages come in order, in parts or whole, and credit is granted again by halves. What
-// is larger than a chunk has memory of its own.
+// is larger than a chunk has separate memory.
 func TestSubscription(t *testing.T) {
 	t.Parallel()
 	large := strings.Repeat("l", chunkSize)

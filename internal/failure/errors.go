@@ -1,5 +1,5 @@
-// Package failure has the errors of connections, publishers, and consumers. Package client exports
-// them.
+// Package failure defines the errors of connections, publishers, and consumers. Package client
+// exports them.
 package failure
 
 import (
@@ -13,9 +13,7 @@ import (
 	"github.com/hopback/hopback/internal/condition"
 )
 
-// The kinds of failure. Match them with errors.Is; errors.As with *Error gives
-// the broker's own words. Bad input is none of these: it is an
-// *argument.Error, and nothing was sent.
+// The kinds of failure. See package client for when each one is returned.
 var (
 	// ErrUnreachable: no connection to the endpoint could be made.
 	ErrUnreachable = errors.New("broker unreachable")
@@ -56,30 +54,30 @@ var (
 	ErrSessionLimit = errors.New("no session left on the connection")
 )
 
-// Error is a failure of the broker, the network or a call that ended too early.
+// Error is a failure of the broker, of the network, or of a call that ended too early. Package
+// client exports it as client.Error, whose comment lists these fields: keep both in step.
 type Error struct {
-	// Op is the operation: "connect", "connection", "open session", "publish",
-	// "forward", "consume" or "manage".
+	// Op is the operation: "connect", "connection", "open session", "publish", "forward",
+	// "consume", "manage", or "call".
 	Op string
 	// Kind is one of the package's Err values.
 	Kind error
-	// Target is what the operation was for: an endpoint (without its password), an
-	// address, a queue, or a method and path of the management. It may be empty.
+	// Target is what the operation was for: an endpoint (without its password), an address, a
+	// queue, or the method and path of a management request. It may be empty.
 	Target string
-	// Condition is the AMQP error condition, such as "amqp:not-found", where the
-	// broker gave one.
+	// Condition is the AMQP error condition, such as "amqp:not-found", if the broker sent one.
 	Condition string
-	// Text is the broker's explanation, or this package's: one line, cut at 500 bytes.
-	// Err holds the broker's in full.
+	// Text is the broker's explanation, or hopback's, in one line of at most 500 bytes. Err has
+	// the broker's explanation in full.
 	Text string
-	// Queue is the queue that rejected a message, and Reason its word for why, such as
-	// "maxlen". They are empty where the broker doesn't tell: RabbitMQ tells since 4.3, for
-	// rejections by a queue. With several queues it tells of one.
+	// Queue is the queue that rejected a message, and Reason its reason, such as "maxlen". They
+	// are empty if the broker doesn't report them. RabbitMQ 4.3 and later do, for rejections by
+	// a queue; if several queues rejected the message, they report one.
 	Queue, Reason string
 	// Err is the cause, if there is one.
 	Err error
 
-	unsent bool // whatever the Kind, nothing was sent
+	unsent bool // nothing was sent, for any Kind
 }
 
 func (e *Error) Error() string {
@@ -126,8 +124,8 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// SafeToRetry reports whether the operation certainly had no effect. If so, repeating
-// it makes no duplicate.
+// SafeToRetry reports whether the operation certainly had no effect. If so, repeating it can't
+// create a duplicate.
 func (e *Error) SafeToRetry() bool {
 	if e.unsent {
 		return true
@@ -139,19 +137,19 @@ func (e *Error) SafeToRetry() bool {
 	return true
 }
 
-// SafeToRetry reports whether the operation that failed with err certainly had no
-// effect. It is false for nil, and for errors of other packages.
+// SafeToRetry reports whether the operation that failed with err certainly had no effect. It
+// returns false for nil, and for errors of other packages.
 func SafeToRetry(err error) bool {
 	var s interface{ SafeToRetry() bool }
 	return errors.As(err, &s) && s.SafeToRetry()
 }
 
-// NewError makes an *Error out of what the engine returned. kind is used unless
-// the broker's condition tells it more exactly.
+// NewError returns an *Error for what the engine returned. Its Kind is kind, unless the broker's
+// condition is more specific.
 func NewError(op, target string, kind, err error) *Error {
 	e := &Error{Op: op, Target: target, Kind: kind, Err: err}
 	if cause, ok := err.(*Error); ok && cause.Kind == kind {
-		e.Text, e.Condition = cause.Text, cause.Condition // the kind isn't told twice
+		e.Text, e.Condition = cause.Text, cause.Condition // don't repeat the kind
 	}
 	var remote *amqp.Error
 	if errors.As(err, &remote) && remote != nil {
@@ -163,12 +161,11 @@ func NewError(op, target string, kind, err error) *Error {
 	return e
 }
 
-// maxText is how much of the broker's words an Error repeats: RabbitMQ sends a
-// screenful of Erlang terms where something of its own has failed.
+// maxText is how much of the broker's text an Error repeats: after an internal failure, RabbitMQ
+// sends a screenful of Erlang terms.
 const maxText = 500
 
-// Readable makes one line of the broker's words, and cuts them short. Err has them
-// whole.
+// Readable turns the broker's text into one line and cuts it short. Err has the full text.
 func Readable(s string) string {
 	const far = 16 * maxText // of white space, mostly
 	if len(s) > far {
@@ -183,16 +180,16 @@ func Readable(s string) string {
 
 func KindOf(e *amqp.Error) error { return condition.Kind(string(e.Condition), e.Description) }
 
-// Final says whether trying the same again can only help after somebody has
-// changed something on the broker.
+// Final reports whether a retry can only succeed after somebody has changed something on the
+// broker.
 func Final(err error) bool {
 	return errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnauthorized) || errors.Is(err, ErrRefused)
 }
 
-// ErrBlocked is why nothing is sent in an alarm.
+// ErrBlocked is why nothing is sent during an alarm.
 var ErrBlocked = errors.New("the broker accepts no messages, probably because of a memory or disk alarm")
 
-// interrupted is the cause of a call that its ctx ended in an outage.
+// interrupted is the cause of a call whose ctx ended during an outage.
 type interrupted struct {
 	by     error // the ctx's cause
 	outage error
@@ -201,7 +198,7 @@ type interrupted struct {
 func (i *interrupted) Error() string   { return i.by.Error() + ": " + i.outage.Error() }
 func (i *interrupted) Unwrap() []error { return []error{i.by, i.outage} }
 
-// During adds the outage in which e came about; nil: there was none.
+// During adds the outage during which e occurred. nil means that there was none.
 func During(e *Error, outage error) *Error {
 	if outage != nil {
 		e.Err = &interrupted{e.Err, outage}
@@ -209,20 +206,20 @@ func During(e *Error, outage error) *Error {
 	return e
 }
 
-// MarkUnsent makes e the error of an operation that certainly had no effect, whatever its Kind.
+// MarkUnsent marks e as the error of an operation that certainly had no effect, for any Kind.
 func MarkUnsent(e *Error) *Error {
 	e.unsent = true
 	return e
 }
 
-// Uncertain is a copy of e for an operation that may have had an effect.
+// Uncertain returns a copy of e for an operation that may have had an effect.
 func Uncertain(e *Error) *Error {
 	c := *e
 	c.Kind, c.unsent = ErrOutcomeUnknown, false
 	return &c
 }
 
-// Ended is the error for a wait that ctx ended.
+// Ended returns the error of a wait that ctx ended.
 func Ended(op, target string, kind error, ctx context.Context) *Error {
 	return &Error{Op: op, Target: target, Kind: kind, Err: context.Cause(ctx)}
 }

@@ -196,7 +196,7 @@ func field[T any](f *fields, p *T, there bool) (set bool) {
 	return ok
 }
 
-// required is a field that mustn't be absent.
+// required is a field that must not be absent.
 func required[T any](f *fields, p *T) {
 	if !field(f, p, true) {
 		f.d.fail("%s lacks a required %T", f.name, *p)

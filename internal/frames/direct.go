@@ -134,7 +134,7 @@ func (f *fields) writeDirect(p any) bool {
 	return true
 }
 
-// frameHead is what tells a frame's kind: the header, and a descriptor of three bytes.
+// frameHead is what determines a frame's kind: the header, and a descriptor of three bytes.
 const frameHead = HeaderSize + 3
 
 // frameKind reads the first bytes of a frame. Of a performative its code is returned,
@@ -161,14 +161,14 @@ type Codec struct {
 // uncommon way.
 func Kind(frame []byte) (code byte, channel uint16) { return frameKind(frame) }
 
-// The codes of the performatives that Kind tells.
+// The codes of the performatives that Kind returns.
 const (
 	KindFlow        = codeFlow
 	KindTransfer    = codeTransfer
 	KindDisposition = codeDisposition
 )
 
-// Decode decodes a whole frame whose Kind is p's into p, all of which it overwrites.
+// Decode decodes a whole frame of p's Kind into p, and overwrites all of p.
 // Binary values and the payload are parts of frame.
 func (c *Codec) Decode(frame []byte, p Performative) (payload []byte, err error) {
 	h, ok := ReadHeader(frame)

@@ -97,7 +97,7 @@ func (s *smallBroker) serve() error {
 		case *Close:
 			err := s.write(Frame{Body: &Close{}})
 			if errors.Is(err, io.ErrClosedPipe) {
-				err = nil // go-amqp needn't wait for it
+				err = nil // go-amqp doesn't have to wait for it
 			}
 			return err
 		}

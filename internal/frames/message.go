@@ -65,8 +65,8 @@ const (
 	SectionFooter
 )
 
-// Message is a message whose body is left as it is. A broker changes what is before
-// the body only.
+// Message is a message whose body is left unchanged. A broker changes only what is before
+// the body.
 type Message struct {
 	Header                *MessageHeader
 	DeliveryAnnotations   Map
@@ -134,7 +134,7 @@ var sectionNames = map[Symbol]int{
 // Section is one section of an encoded message.
 type Section struct {
 	Code int
-	// Raw is the section with its descriptor, as it is in the message.
+	// Raw is the section with its descriptor, byte for byte as in the message.
 	Raw []byte
 }
 

@@ -147,7 +147,7 @@ func (p *Flow) walk(f *fields) {
 // Transfer carries a message, or a part of one, in the payload of its frame.
 type Transfer struct {
 	Handle             uint32
-	DeliveryID         Optional[uint32] // absent: it goes on with the last delivery
+	DeliveryID         Optional[uint32] // absent: it continues the last delivery
 	DeliveryTag        []byte
 	MessageFormat      Optional[uint32]
 	Settled            Optional[bool]
@@ -174,7 +174,7 @@ func (p *Transfer) walk(f *fields) {
 	orZero(f, &p.Batchable)
 }
 
-// Disposition tells the state of deliveries.
+// Disposition carries the state of deliveries.
 type Disposition struct {
 	Role      bool
 	First     uint32
@@ -296,7 +296,7 @@ func (p *Target) walk(f *fields) {
 
 // The delivery states. All but Received are outcomes.
 type (
-	// Received tells how much of a delivery has arrived.
+	// Received says how much of a delivery has arrived.
 	Received struct {
 		SectionNumber uint32
 		SectionOffset uint64

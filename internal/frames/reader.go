@@ -100,7 +100,7 @@ func (r *Reader) AwaitProtocol() (Protocol, error) {
 	}
 	p, ok := ReadProtocol(b)
 	if !ok {
-		return 0, fmt.Errorf("%w: %x", ErrProtocol, b)
+		return 0, &ProtocolError{Got: string(b)}
 	}
 	r.r += HeaderSize
 	return p, nil
@@ -108,6 +108,14 @@ func (r *Reader) AwaitProtocol() (Protocol, error) {
 
 // ErrProtocol is in the error for something else than a protocol header.
 var ErrProtocol = fmt.Errorf("%w: no protocol header of AMQP 1.0", ErrMalformed)
+
+// ProtocolError has the bytes that came in place of a protocol header.
+type ProtocolError struct{ Got string }
+
+func (e *ProtocolError) Error() string { return fmt.Sprintf("%v: %x", ErrProtocol, e.Got) }
+
+// Unwrap returns ErrProtocol.
+func (e *ProtocolError) Unwrap() error { return ErrProtocol }
 
 // AwaitFrame waits for a frame, and decodes it. What is in it is the caller's.
 func (r *Reader) AwaitFrame() (Frame, error) {

@@ -37,11 +37,11 @@ type (
 	Timestamp int64
 	// UUID is in network byte order.
 	UUID [16]byte
-	// Decimal32 is an IEEE 754 decimal, as it is on the wire.
+	// Decimal32 is an IEEE 754 decimal in its wire form.
 	Decimal32 [4]byte
-	// Decimal64 is an IEEE 754 decimal, as it is on the wire.
+	// Decimal64 is an IEEE 754 decimal in its wire form.
 	Decimal64 [8]byte
-	// Decimal128 is an IEEE 754 decimal, as it is on the wire.
+	// Decimal128 is an IEEE 754 decimal in its wire form.
 	Decimal128 [16]byte
 	// List is a sequence of values of any types.
 	List []any
@@ -354,7 +354,7 @@ func bytesOf[T [4]byte | [8]byte | [16]byte](d *decoder) (v T) {
 }
 
 // enter reads size and count of a compound value. What d reads then ends with it; leave
-// goes on with what is behind.
+// continues behind it.
 func (d *decoder) enter(code byte) (count int, behind []byte) {
 	width := 1
 	if code&0x10 != 0 {

@@ -21,8 +21,8 @@ type Names interface {
 // Answer is what a broker's history says.
 type Answer uint8
 
-// The answers. Unknown is that of a history that has forgotten it: a copy has a history of
-// its own.
+// The answers. Unknown means that the history doesn't have it any more: a copy starts a new
+// history.
 const (
 	AnswerUnknown Answer = iota
 	AnswerYes

@@ -3,6 +3,8 @@ package inside
 import (
 	"time"
 
+	"github.com/Azure/go-amqp"
+
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -11,6 +13,12 @@ import (
 type Policy interface {
 	// Decide reads an error that isn't an outcome.
 	Decide(Attempt) Decision
+	// Past reads from a message how often it was retried, and when it first failed; zero: it hasn't.
+	Past(m *amqp.Message) (retries int, first time.Time)
+	// History returns the annotations of a message that failed in queue, for a dead letter, or for
+	// a message that returns to the queue. retries is the count after the failure; first is zero if
+	// it is the first. err may be nil.
+	History(queue string, m *amqp.Message, retries int, first time.Time, err error) map[string]any
 }
 
 // Attempt is an attempt that failed.

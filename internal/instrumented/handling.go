@@ -40,8 +40,7 @@ func (o *Observed) Handled(err error) {
 	}
 }
 
-// Forwarding returns the message to send: a copy of m, since whoever made m may use it
-// again.
+// Forwarding returns the message to send: a copy of m, because the caller may use m again.
 func (o *Observed) Forwarding(to address.Address, m *amqp.Message) (with *amqp.Message) {
 	with = m // after a panic
 	defer caught(o.log, "Handling.Forwarding")

@@ -120,7 +120,7 @@ func (p *publishingAll) End(err error) {
 	}
 }
 
-// SettledRange is nil where nobody is told.
+// SettledRange is nil if there is no Instrument.
 func (h *Hooks) SettledRange() func(n int) {
 	if h == nil {
 		return nil

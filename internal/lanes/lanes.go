@@ -41,7 +41,7 @@ func (l *Lanes[K, V]) Leave(key K) (next V, ok bool) {
 		return next, false
 	}
 	next = queue[0]
-	clear(queue[:1]) // for the collector: the slice goes on
+	clear(queue[:1]) // for the garbage collector: the slice lives on
 	l.waiting[key] = queue[1:]
 	return next, true
 }

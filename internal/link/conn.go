@@ -19,7 +19,7 @@ const (
 	// tcpTimeout finds a black hole soon; a broker answers a SYN at once.
 	tcpTimeout = 4 * time.Second
 	// LinkTimeout bounds opening a session or a link. A broker that doesn't
-	// answer in that time is taken for lost.
+	// answer in that time counts as lost.
 	LinkTimeout = 15 * time.Second
 	// attachTimeout bounds attaching a receiver, which waits for the queue, and not
 	// for the connection alone: RabbitMQ asks each replica of a quorum queue for up
@@ -87,7 +87,7 @@ func (w *Wire) lost() error {
 }
 
 // Answered runs an operation that waits for the broker, which has limit for its answer; else it
-// is taken for lost. After an error nothing is open: what the broker opens behind the end of
+// counts as lost. After an error nothing is open: what the broker opens behind the end of
 // ctx, the engine ends.
 func (w *Wire) Answered(ctx context.Context, limit time.Duration, open func(ctx context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, limit)

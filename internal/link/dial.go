@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strings"
 	"syscall"
 	"time"
 
@@ -106,8 +107,8 @@ func dialEndpoint(ctx context.Context, ep Endpoint, cfg DialConfig) (net.Conn, e
 	return raw, nil
 }
 
-// dialNetwork makes the network connection. It returns when ctx ends, whatever
-// Config.Dial does.
+// dialNetwork opens the network connection. It returns when ctx ends, even if Config.Dial
+// doesn't.
 func dialNetwork(ctx context.Context, address string, cfg DialConfig) (net.Conn, error) {
 	if cfg.Dial == nil {
 		return (&net.Dialer{Timeout: min(tcpTimeout, cfg.ConnectTimeout)}).DialContext(ctx, "tcp", address)
@@ -143,7 +144,7 @@ func dialNetwork(ctx context.Context, address string, cfg DialConfig) (net.Conn,
 	}
 }
 
-// connectError tells the reasons apart for which the opening of a connection fails.
+// connectError distinguishes the reasons why opening a connection fails.
 func connectError(ep Endpoint, err error) error {
 	e := failure.NewError("connect", ep.Shown, failure.ErrUnreachable, err)
 	handshake, _ := errors.AsType[*engine.HandshakeError](err)
@@ -166,8 +167,10 @@ func connectError(ep Endpoint, err error) error {
 			e.Text += " (" + failure.Clip(failure.Readable(handshake.Remote.Error()), 200) + ")"
 		}
 		e.Text += "; correct the path of the URL, create the virtual host, or grant the user access to it"
+	case errors.Is(err, frames.ErrProtocol):
+		e.Text = anotherProtocol(err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
-		e.Text = "the connection ended in the handshake, so this may be no AMQP 1.0 port; " + remedyPort
+		e.Text = "the connection ended in the handshake, so this may not be an AMQP 1.0 port; " + remedyPort
 	case errors.Is(err, context.DeadlineExceeded):
 		e.Text = "no answer to the AMQP handshake in time; " + remedyPort
 	case e.Condition == "":
@@ -177,6 +180,21 @@ func connectError(ep Endpoint, err error) error {
 }
 
 const remedyPort = "correct the port of the URL: by default it is 5672 for amqp://, and 5671 for amqps://"
+
+// anotherProtocol names the protocol of a port that doesn't speak AMQP 1.0.
+func anotherProtocol(err error) string {
+	var got string
+	if e, ok := errors.AsType[*frames.ProtocolError](err); ok {
+		got = e.Got
+	}
+	switch {
+	case strings.HasPrefix(got, "HTTP"):
+		return "this isn't an AMQP 1.0 port: it answers in HTTP, as RabbitMQ's management API does; " + remedyPort
+	case strings.HasPrefix(got, "AMQP"):
+		return "this isn't an AMQP 1.0 port: it offers another version of AMQP, as RabbitMQ 3 does; use RabbitMQ 4, or correct the host and the port of the URL"
+	}
+	return "this isn't an AMQP 1.0 port: it answers in another protocol; " + remedyPort
+}
 
 // withRemedy is the text of an error of the network or of TLS, with what a user can do.
 func withRemedy(err error) string {

@@ -27,12 +27,12 @@ func ParseEndpoint(name, raw string, sasl Credentials) (Endpoint, error) {
 	u, err := url.Parse(raw)
 	if err != nil {
 		// The error repeats the URL, password and all: keep its kind only.
-		return Endpoint{}, argument.New(name, nil, "is not a URL", remedy)
+		return Endpoint{}, argument.New(name, nil, "isn't a URL", remedy)
 	}
 	// A password with a bare "/", "?", "#" or "@" ends up in the path, the query or
 	// the host; without a scheme, it is the opaque part: none of them is repeated.
 	if u.Opaque != "" || strings.Count(raw, "@") > 1 || (u.User == nil && strings.Contains(raw, "@")) {
-		return Endpoint{}, argument.New(name, nil, "is not a URL in a known form", remedy)
+		return Endpoint{}, argument.New(name, nil, "isn't an AMQP URL", remedy)
 	}
 	query := u.RawQuery != "" || u.ForceQuery || u.Fragment != ""
 	u.RawQuery, u.Fragment, u.RawFragment = "", "", ""
@@ -49,7 +49,7 @@ func ParseEndpoint(name, raw string, sasl Credentials) (Endpoint, error) {
 			port = "5671"
 		}
 	default:
-		return Endpoint{}, argument.New(name, nil, "has no known scheme", remedy)
+		return Endpoint{}, argument.New(name, nil, "isn't an AMQP URL: it begins with neither amqp:// nor amqps://", remedy)
 	}
 	if ep.host == "" {
 		return Endpoint{}, argument.New(name, ep.Shown, "has no host", remedy)
@@ -78,7 +78,7 @@ func ParseEndpoint(name, raw string, sasl Credentials) (Endpoint, error) {
 		return Endpoint{}, argument.New(name, ep.Shown, "has no TLS, which External needs", "use an amqps:// URL")
 	}
 	if strings.ContainsRune(ep.sasl.user+ep.sasl.password, 0) || !utf8.ValidString(ep.sasl.user+ep.sasl.password) {
-		return Endpoint{}, argument.New(name, ep.Shown, "has a user or password with a NUL or invalid UTF-8", "SASL PLAIN can't carry them")
+		return Endpoint{}, argument.New(name, ep.Shown, "has a user or password with a NUL or invalid UTF-8", "remove it: SASL PLAIN can't carry it")
 	}
 	return ep, nil
 }

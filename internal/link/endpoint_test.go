@@ -64,8 +64,7 @@ func FuzzParseEndpoint(f *testing.F) {
 				assert.NotContains(t, strings.TrimPrefix(ep.Shown, "amqps://"), ":"+ep.sasl.password+"@")
 			}
 		}
-		// A password that is written as in a URL is never repeated, whatever is
-		// before and after it.
+		// A password that is written as in a URL is never repeated, no matter what is before and after it.
 		for _, s := range []string{"amqp://u:PASSWORD" + url + "@h", "u:" + url + "PASSWORD@h", "amqp://u:" + url + "PASSWORD@h"} {
 			if ep, err := ParseEndpoint("url", s, Credentials{}); err != nil {
 				assert.NotContains(t, err.Error(), "PASSWORD", "%q", s)

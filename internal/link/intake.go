@@ -7,7 +7,7 @@ import (
 
 // Intake says whether the broker takes messages on a session. While RabbitMQ has a memory or
 // disk alarm it doesn't: it sends an incoming-window of 0, in a flow, or in the begin of a
-// session that is opened meanwhile. Senders stop at once.
+// session that is opened during that time. Senders stop at once.
 type Intake struct {
 	state atomic.Pointer[intakeState]
 	begun bool // it is counted in intakes

@@ -29,7 +29,7 @@ type Session interface {
 	// Exhaust is how much of its deliveries a session has used up: from 1 on it should
 	// be replaced by another, from 1.5 on it must be.
 	Exhaust() float64
-	// Intake tells whether the broker takes messages on this session.
+	// Intake reports whether the broker accepts messages on this session.
 	Intake() *Intake
 	// Heard counts the answers and deliveries that have come over the session's
 	// connection: while it grows, the broker works.
@@ -54,11 +54,11 @@ type Sessions interface {
 	Give(s Session, intact bool)
 }
 
-// ReceiverOptions is what a receiver has beside its source. Its functions are called on the
-// goroutine that reads from the connection, and must not block.
+// ReceiverOptions are the options of a receiver in addition to its source. Its functions are
+// called on the goroutine that reads from the connection, and must not block.
 type ReceiverOptions struct {
 	// Revoked, if not nil, is called with the ids of deliveries, from first to last, that the
-	// broker has taken back before they were settled. Some may be unknown to the link.
+	// broker has revoked before they were settled. Some may be unknown to the link.
 	Revoked func(first, last uint32)
 	// State, if not nil, is called with the link state of each flow that has one.
 	State      func(map[string]any)
@@ -74,6 +74,11 @@ type ReceiverLink interface {
 	// Drain returns when the broker has no credit left and all that it had sent
 	// has arrived.
 	Drain(ctx context.Context) error
+	// Claims reports whether the queue gives out parked messages by token.
+	Claims() bool
+	// Claim is Drain with more credit. First of all, the broker delivers the messages that are
+	// parked under the tokens. There are at most amqp.MaxClaims of them.
+	Claim(ctx context.Context, credit uint32, tokens []string) error
 	// Settle returns at once: the broker confirms nothing.
 	Settle(id uint32, d Disposition) error
 	Close(ctx context.Context) error
@@ -111,7 +116,7 @@ type Receipt interface {
 	Answer(state amqp.DeliveryState, err error)
 }
 
-// NeverSent is the error of a message of which the link has sent nothing.
+// NeverSent is the error of a message if the link has sent no part of it.
 type NeverSent struct{ Err error }
 
 func (e *NeverSent) Error() string { return e.Err.Error() }

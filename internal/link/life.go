@@ -14,7 +14,7 @@ import (
 // has come for half of Config.IdleTimeout, the broker is asked for one, and has the other
 // half for it.
 
-var ErrSilent = errors.New("the broker sends data but answers nothing: what is sent doesn't reach it, or it hangs")
+var ErrSilent = errors.New("the broker sends data but answers no requests: it hangs, or what the client sends doesn't arrive")
 
 // watchLife ends the connection when the broker answers nothing.
 func (w *Wire) watchLife(idle time.Duration) {
@@ -30,7 +30,7 @@ func (w *Wire) watchLife(idle time.Duration) {
 	}
 }
 
-// answerPeeks is how often a question's answer is looked for. Looks are counted rather than
+// answerPeeks is how often a question's answer is checked. Checks are counted rather than
 // time measured: a process that was suspended has missed looks, and its answers lie in the
 // socket.
 const answerPeeks = 4

@@ -331,13 +331,13 @@ func (p *Pool) full() error {
 		taken += c.Taken
 	}
 	return &failure.Error{Op: "open session", Kind: failure.ErrSessionLimit, Text: fmt.Sprintf(
-		"%d sessions are taken on %d connections, which is what Config.MaxConnections allows: a consumer takes two, a publisher one; close those that aren't needed, or raise MaxConnections",
+		"all %d sessions of the %d connections that Config.MaxConnections allows are in use; a consumer needs two sessions, a publisher one; close those that you don't need, or raise MaxConnections",
 		taken, len(p.Conns))}
 }
 
-// refused is the error when a further connection can't be opened. The others are with
-// the same virtual host, so what is refused there is one connection more: RabbitMQ
-// closes the socket without telling its reason.
+// refused is the error when an additional connection can't be opened. The others use the same
+// virtual host, so the broker refuses one more connection, not the virtual host: RabbitMQ closes
+// the socket without a reason.
 func (p *Pool) refused(err error) error {
 	if !errors.Is(err, failure.ErrVirtualHost) {
 		return err

@@ -239,8 +239,12 @@ func (l *wireReceiver) Receive(ctx context.Context) (Arrival, error) {
 
 func (l *wireReceiver) IssueCredit(n uint32) error { return transport(l.r.AddCredit(n)) }
 
-func (l *wireReceiver) Drain(ctx context.Context) error {
-	count, err := l.r.Drain(0)
+func (l *wireReceiver) Claims() bool { return l.r.Claims() }
+
+func (l *wireReceiver) Drain(ctx context.Context) error { return l.Claim(ctx, 0, nil) }
+
+func (l *wireReceiver) Claim(ctx context.Context, credit uint32, tokens []string) error {
+	count, err := l.r.Claim(credit, tokens)
 	if err != nil {
 		return transport(err)
 	}

@@ -50,8 +50,8 @@ func boxed[T string | []byte](c *boxCache, s T) any {
 	return b.v
 }
 
-// hash needn't be hard to foresee: with strings that have the same one, somebody can only
-// make the cache useless.
+// hash doesn't have to be unpredictable: an attacker with colliding strings can only make the
+// cache useless.
 func hash[T string | []byte](s T) uint64 {
 	const factor = 0x9e3779b97f4a7c15
 	h := uint64(len(s))

@@ -6,7 +6,7 @@ import (
 	"github.com/Azure/go-amqp"
 )
 
-// unmarshal decodes b with go-amqp's decoder. It survives whatever b is.
+// unmarshal decodes b with go-amqp's decoder. It survives any b.
 func unmarshal(m *amqp.Message, b []byte) (err error) {
 	if err := decodable(b); err != nil {
 		return fmt.Errorf("the message can't be decoded: %w", err)

@@ -8,7 +8,7 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// decodable returns why an encoded message mustn't be given to go-amqp's decoder, or why
+// decodable returns why an encoded message must not be passed to go-amqp's decoder, or why
 // that can't decode it; nil if it's safe to try. What go-amqp makes of it may still be an
 // error, for instance because a property is of the wrong type.
 //

@@ -100,7 +100,7 @@ func TestWhatIsNotDecodable(t *testing.T) {
 		"deep arrays of arrays":    section(0x77, append([]byte{0xf0, 0, 0, 255, 0, 0, 0, 0, 1}, bytes.Repeat([]byte{0xf0, 0, 0, 250, 0, 0, 0, 0, 1}, 2000)...)...),
 		"a count above its size":   append(head, section(0x77, 0xd0, 0, 0, 0, 8, 0xff, 0xff, 0xff, 0xff, 0x40)...),
 		"an odd map":               append(head, section(0x77, 0xc1, 3, 1, 0xa1, 0)...),
-		"cut amid a value":         append(head, section(0x77, 0xb0, 0, 1, 0, 0, 'a')...),
+		"cut inside a value":       append(head, section(0x77, 0xb0, 0, 1, 0, 0, 'a')...),
 		"nothing but a descriptor": append(head, 0, 0x53, 0x77),
 		"a binary for a key":       append(head, section(0x78, 0xc1, 7, 2, 0xa0, 1, 'k', 0xa1, 1, 'v')...),
 		"a list for a key":         append(head, section(0x78, 0xc1, 5, 2, 0x45, 0xa1, 1, 'v')...),

@@ -22,8 +22,8 @@ type Decoded struct {
 
 // Decode decodes b into x, in which nothing but Format and DeliveryTag may be set, and keeps
 // nothing of b. The message is the one that go-amqp decodes. After an error, which says
-// that the message can't be read by anybody, x is what it was. Decode doesn't panic,
-// whatever b is.
+// that the message can't be read by anybody, x is what it was. Decode doesn't panic
+// for any b.
 func (x *Decoded) Decode(b []byte) error {
 	d := decoder{b: b, end: len(b), x: x}
 	d.message()
@@ -190,7 +190,7 @@ func (d *decoder) enter(code, short byte) (count, outer int) {
 // maxCount is go-amqp's.
 const maxCount = 65536
 
-// leave goes on behind a compound value, which has to have been read to its end.
+// leave continues behind a compound value, which must have been read to its end.
 func (d *decoder) leave(outer int) {
 	if d.at != d.end {
 		d.not = true

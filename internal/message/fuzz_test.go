@@ -25,7 +25,7 @@ func seeds(f *testing.F) {
 	}
 }
 
-// Whatever the bytes are, what comes of them is what go-amqp makes of them.
+// Any bytes decode to the same as with go-amqp.
 func FuzzDecode(f *testing.F) {
 	seeds(f)
 	f.Fuzz(func(t *testing.T, b []byte) { decode(t, b) })

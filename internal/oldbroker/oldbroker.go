@@ -8,10 +8,11 @@ package oldbroker
 type Quirks struct {
 	Before42
 	Before43
+	Before44
 }
 
 // Of returns the quirks of a broker. atLeast is the method of a client.Broker. A broker whose
 // version can't be read is as old as can be.
 func Of(atLeast func(major, minor int) bool) Quirks {
-	return Quirks{before42(atLeast), before43(atLeast)}
+	return Quirks{before42(atLeast), before43(atLeast), before44(atLeast)}
 }

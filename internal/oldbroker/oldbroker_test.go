@@ -18,14 +18,16 @@ import (
 func TestQuirksGoByTheVersion(t *testing.T) {
 	t.Parallel()
 	before43 := oldbroker.Before43{ForgetsSessionsLate: true, CountsReturns: true, LacksConsumerTimeout: true, LacksActiveState: true, IgnoresDeliveryTime: true, LosesSettlements: true}
+	before44 := oldbroker.Before44{DeliversPublishedAtOnce: true, LacksTokens: true}
 	in41 := oldbroker.Before42{IgnoresSQLFilters: true, LacksDirectReplies: true}
 	in40 := oldbroker.Before42{KeepsToken: true, IgnoresCC: true, IgnoresPropertyFilters: true, IgnoresSQLFilters: true, LacksDirectReplies: true}
 	for version, want := range map[string]oldbroker.Quirks{
-		"":      {Before42: in40, Before43: before43},
-		"4.0.5": {Before42: in40, Before43: before43},
-		"4.1.0": {Before42: in41, Before43: before43},
-		"4.2.9": {Before43: before43},
-		"4.3.0": {},
+		"":      {Before42: in40, Before43: before43, Before44: before44},
+		"4.0.5": {Before42: in40, Before43: before43, Before44: before44},
+		"4.1.0": {Before42: in41, Before43: before43, Before44: before44},
+		"4.2.9": {Before43: before43, Before44: before44},
+		"4.3.0": {Before44: before44},
+		"4.4.0": {},
 		"5.0.0": {},
 	} {
 		assert.Equal(t, want, oldbroker.Of(client.Broker{Version: version}.AtLeast), version)

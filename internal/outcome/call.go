@@ -7,7 +7,7 @@ import (
 
 // Catch is deferred around a call of a user's function. If the function hasn't returned, ended
 // gets the value of its panic. The value is nil after runtime.Goexit: then the goroutine ends
-// whatever is done here, and nothing that its functions return arrives anywhere.
+// in any case, and no result of its functions is used.
 func Catch(returned *bool, ended func(value any, stack []byte)) {
 	if !*returned {
 		ended(recover(), debug.Stack())

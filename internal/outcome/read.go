@@ -29,8 +29,8 @@ type Verdict struct {
 // Plain says whether the error is a failure without any mark.
 func (v Verdict) Plain() bool { return v.Kind == IsPlain }
 
-// Outage says whether the error can tell of something that is down, rather than of
-// this one message or of nothing that has failed.
+// Outage reports whether the error can mean that something is down, rather than that this one
+// message failed or that nothing did.
 func (v Verdict) Outage() bool {
 	return v.Kind == IsPlain || v.Kind == IsAfter && !v.After.Snooze && v.Decided == nil
 }
@@ -59,7 +59,7 @@ func find[T error](r *reader, err error) (none T, ok bool) {
 
 // Read looks at err and all that it wraps. An error that is around another counts,
 // with these exceptions: Permanent counts inside After, and an outcome of the type O
-// inside Permanent and Discard. An outcome isn't looked into.
+// inside Permanent and Discard. The inside of an outcome isn't read.
 //
 // An error that can't be read, such as a nil pointer whose Unwrap method panics, is
 // a failure without a mark.

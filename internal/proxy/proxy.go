@@ -86,7 +86,7 @@ func (p *Proxy) Open() int {
 }
 
 // Cut resets all open connections, on both sides, and returns how many there
-// were. What was under way is lost.
+// were. Data in flight is lost.
 func (p *Proxy) Cut() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -120,8 +120,8 @@ func (p *Proxy) Resume() {
 }
 
 // Drop makes every connection that is open now half-open, and returns how many
-// there were: whatever either side sends is thrown away, the end of the connection
-// included, so that each side finds out by itself, or never. Connections that are
+// there were: everything that either side sends is thrown away, including the end of the
+// connection, so that each side finds out by itself, or never. Connections that are
 // opened later work.
 func (p *Proxy) Drop() int {
 	p.mu.Lock()
@@ -132,11 +132,11 @@ func (p *Proxy) Drop() int {
 	return len(p.pairs)
 }
 
-// Deafen throws away whatever clients send from now on, on connections that are opened
-// later, too. What the target sends still arrives: a black hole in one direction.
+// Deafen throws away everything that clients send from now on, also on connections that are
+// opened later. What the target sends still arrives: a black hole in one direction.
 func (p *Proxy) Deafen() { p.setDeaf(true) }
 
-// Hear undoes Deafen. Connections that lost something meanwhile are of no use.
+// Hear undoes Deafen. Connections that have lost data are of no use.
 func (p *Proxy) Hear() { p.setDeaf(false) }
 
 func (p *Proxy) setDeaf(deaf bool) {
@@ -147,7 +147,7 @@ func (p *Proxy) setDeaf(deaf bool) {
 
 // Slow holds what is passed on, in each direction, for latency and for as long as
 // it takes at rate bytes per second (0: no time). One piece, of at most 32 KiB, is
-// under way at a time. Slow(0, 0) undoes it.
+// in flight at a time. Slow(0, 0) undoes it.
 func (p *Proxy) Slow(latency time.Duration, rate int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -279,7 +279,7 @@ func (p *Proxy) pass(c *pair, to, from net.Conn, count *atomic.Int64) {
 		}
 		if deaf || c.lost.Load() {
 			if err != nil {
-				_ = from.Close() // this side has given up; the other mustn't hear of it
+				_ = from.Close() // this side has closed; the other must not notice
 				return
 			}
 			continue

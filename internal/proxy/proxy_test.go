@@ -128,7 +128,7 @@ func TestDropLeavesConnectionsHalfOpen(t *testing.T) {
 	say(t, client, "one")
 	require.Equal(t, 1, p.Drop())
 	_, err := io.WriteString(client, "two\n")
-	require.NoError(t, err, "whoever sends doesn't notice")
+	require.NoError(t, err, "the sender doesn't notice")
 	require.NoError(t, client.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
 	_, err = client.Read(make([]byte, 1))
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded, "nothing may come, and no end either")

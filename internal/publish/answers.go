@@ -21,7 +21,7 @@ import (
 // order of sending.
 //
 // Answers come on the goroutine that reads from the connection. A caller who waits for one
-// gets it there. A goroutine tells the others, since a user's code, such as an Instrument's,
+// gets it there. A goroutine notifies the others, since a user's code, such as an Instrument's,
 // may take its time over them. It runs while there are some.
 type answers struct {
 	s    *Sender
@@ -64,7 +64,7 @@ type answers struct {
 	// progress is the sender's settled as of the last look, progressAt the clock when it
 	// last changed.
 	progress, progressAt int64
-	probing              bool  // a probe is under way
+	probing              bool  // a probe is running
 	proven               bool  // a probe was answered
 	probedAt             int64 // the clock when the last probe had no answer
 
@@ -156,7 +156,7 @@ func (a *answers) taken(x *sent, handle link.Sending) {
 	}
 }
 
-// Withdraw takes back a message that the link hasn't begun to send, and says whether it could.
+// Withdraw removes a message that the link hasn't started to send, and reports whether it could.
 func (x *sent) Withdraw() bool {
 	a := x.of
 	a.mu.Lock()
@@ -224,7 +224,7 @@ func (a *answers) signal() {
 	}
 }
 
-// wake wakes who waits for all to be answered and told. It is called with mu held.
+// wake wakes the callers that wait until all are answered and notified. It is called with mu held.
 func (a *answers) wake() {
 	if a.empty != nil && a.open == 0 && !a.notifying {
 		close(a.empty)
@@ -251,7 +251,7 @@ func (x *sent) Answer(state amqp.DeliveryState, err error) {
 	a.mu.Unlock()
 }
 
-// hand has x told on another goroutine. It is called with mu held.
+// hand notifies x on another goroutine. It is called with mu held.
 func (a *answers) hand(x *sent) {
 	a.answered = append(a.answered, x)
 	if !a.notifying {
@@ -364,7 +364,7 @@ func (a *answers) lose(x *sent, err error) {
 }
 
 // keeps says whether a message without an answer is to be sent again. If not, its caller has
-// been told why.
+// got the reason.
 func (a *answers) keeps(x *sent, err error) bool {
 	out := x.out
 	if a.overdue.Load() {
@@ -489,10 +489,10 @@ func (a *answers) judge() bool {
 	return true
 }
 
-// probe finds out whether it is the session that doesn't get a message answered, or the
-// queue, while others are answered: it sends the message on a session of its own. In a
-// new session RabbitMQ may wait for a queue that doesn't answer, and answers nothing
-// else meanwhile; so the others stay where they are until it is known to help.
+// probe finds out, while other messages are answered, whether the session or the queue is the
+// reason that a message isn't answered: it sends the message on a separate session. In a new
+// session, RabbitMQ may wait for a queue that doesn't answer, and answer nothing else during
+// that time; so the other messages stay where they are until a new session is known to help.
 func (a *answers) probe(m *amqp.Message) {
 	ctx, cancel := context.WithTimeout(a.ctx, a.s.overdue)
 	defer cancel()
@@ -506,7 +506,7 @@ func (a *answers) probe(m *amqp.Message) {
 	a.probedAt = a.clock.Load()
 	a.s.overdues.Add(1)
 	if a.ctx.Err() == nil {
-		a.s.log.Warn("hopback: the broker doesn't answer a message on another session either; the fault is its queue's", "op", a.s.op, "target", a.s.target, "to", AddressOf(m), "again_in", a.limit())
+		a.s.log.Warn("hopback: the broker doesn't answer a message on another session either; check its queue", "op", a.s.op, "target", a.s.target, "to", AddressOf(m), "again_in", a.limit())
 	}
 }
 
@@ -566,7 +566,7 @@ func (l *flightLink) end() {
 }
 
 // maxBlamed is after how many links that the broker has ended over a message, with
-// nothing else under way, it isn't sent again.
+// nothing else in flight, it isn't sent again.
 const maxBlamed = 3
 
 // blames says whether what the broker ended a link, session or connection with may be

@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
-func TestAMessageWithoutAnAnswerHoldsUpNoOther(t *testing.T) {
+func TestAMessageWithoutAnAnswerBlocksNoOther(t *testing.T) {
 	for _, stuck := range []int{1, 100} {
 		t.Run(fmt.Sprint(stuck), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -89,8 +89,7 @@ func (b *batch) ended(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return b.s.ended(failure.ErrNotSent, ctx)
 	}
-	// What is queued while the link is refused is told so at the next attempt to open
-	// it; the rest needn't wait for as many attempts as there are queues full of it.
+	// Messages that are queued while the link is refused fail at the next attempt to open it. The rest of the batch fails now, rather than after one attempt per full queue.
 	if refusal := b.s.refusal.Load(); refusal != nil {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -121,7 +120,7 @@ func (b *batch) rest(i int, err error) {
 	}
 }
 
-// wait waits for the answers, within ctx. What is unanswered then is taken back.
+// wait waits for the answers, within ctx. What is unanswered then is withdrawn.
 func (b *batch) wait(ctx context.Context) {
 	select {
 	case <-b.done:

@@ -215,8 +215,7 @@ func TestBatchReportsWhatIsCertainWhenItsContextEnds(t *testing.T) {
 	})
 }
 
-// Of a batch that the broker doesn't let in, the rest needn't wait for an attempt to
-// open the link each.
+// Of a batch that the broker doesn't let in, the rest doesn't wait for one attempt to open the link per message.
 func TestBatchEndsWhenItsLinkIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)

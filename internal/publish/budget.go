@@ -92,10 +92,10 @@ func (b *budget) serve() {
 	}
 }
 
-// messageOverhead is roughly what a message takes beside its body.
+// messageOverhead is roughly how many bytes a message takes in addition to its body.
 const messageOverhead = 512
 
-// SizeOf is roughly how many bytes m takes, in memory and encoded. It walks through
+// SizeOf is roughly how many bytes m takes, in memory and encoded. It visits
 // values as Validate does, which has passed them.
 func SizeOf(m *amqp.Message) int64 {
 	n := int64(messageOverhead)

@@ -10,7 +10,7 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// flight is the messages that are under way on one link. It sends what earlier links
+// flight is the messages in flight on one link. It sends what earlier links
 // have left unanswered, then what is queued, and ends with the link. Then every message
 // that it took is answered, or is kept to be sent again.
 type flight struct {
@@ -19,7 +19,7 @@ type flight struct {
 	link    *flightLink
 	answers *answers
 
-	// mu is held by whoever sends: the flight's goroutine, or a caller that finds nothing
+	// mu is held by the goroutine that sends: the flight's goroutine, or a caller that finds nothing
 	// before its message. It guards what follows.
 	mu sync.Mutex
 	// over says that nothing more is sent on this link.
@@ -55,7 +55,7 @@ func newFlight(s *Sender, sess link.Session, link *flightLink) *flight {
 // run sends until the link ends, the session is worn out, or the sender is stopped and
 // nobody waits for it any more.
 func (f *flight) run() landing {
-	// Whoever waits for answers when the sender is cut off gets none.
+	// A caller that waits for answers when the sender is aborted gets none.
 	unwatch := context.AfterFunc(f.s.ctx, f.link.end)
 	defer unwatch()
 	f.send()
@@ -114,7 +114,7 @@ func (f *flight) first(blocked bool) (queue <-chan *outgoing, more bool) {
 	return nil, !f.over
 }
 
-// put sends a message that was queued. If a caller has found the link to be over meanwhile,
+// put sends a message that was queued. If a caller has found out by then that the link is over,
 // the next link sends it.
 func (f *flight) put(out *outgoing) {
 	f.mu.Lock()

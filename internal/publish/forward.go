@@ -91,7 +91,7 @@ type sharedSession struct {
 	retired bool
 }
 
-// Forward is one Forward outcome under way.
+// Forward is one Forward outcome in flight.
 type Forward struct {
 	Target   string
 	Msg      *amqp.Message
@@ -117,7 +117,7 @@ type Forward struct {
 
 // Original is the delivery that a forward is a copy of.
 type Original interface {
-	// Report is told of the first failure.
+	// Report is called for the first failure.
 	Report(err error, again time.Duration)
 	// SetAside is called when the forward has to wait. It says whether the delivery now
 	// waits apart from the consumer's window, or has gone back to its queue, if it may:
@@ -155,13 +155,13 @@ func (w *Forwarder) Check(ctx context.Context, target string) (err error) {
 var forwardPause = link.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second}
 
 const (
-	// forwardPeek is how often the forwards under way are looked after. One that is
-	// unanswered at the second look has to wait.
+	// forwardPeek is how often the forwards in flight are checked. One that is
+	// unanswered at the second check has to wait.
 	forwardPeek = 500 * time.Millisecond
 	// stalledAfter is after how many failures in a row an address is stalled: a message
 	// that alone is refused shouldn't stall it.
 	stalledAfter = 3
-	// notifyStalled is how long an address is stalled before anybody is told.
+	// notifyStalled is how long an address is stalled before that is reported.
 	notifyStalled = time.Second
 )
 
@@ -344,7 +344,7 @@ func (w *Forwarder) taken(s *forwardSender) {
 	if s.notified {
 		down := time.Since(s.stalled)
 		s.event(w, event.StateEvent{Kind: event.EventForwardResumed, Down: down})
-		s.log.Info("hopback: forwards to an address are confirmed again", "to", s.target, "after", down.Round(time.Millisecond), "waiting", len(s.parked))
+		s.log.Info("hopback: the broker confirms copies to an address again", "to", s.target, "after", down.Round(time.Millisecond), "waiting", len(s.parked))
 	}
 	s.stalled, s.notified, s.why = time.Time{}, false, nil
 	if len(s.parked) == 0 {
@@ -398,7 +398,7 @@ func (w *Forwarder) Count(c *instrument.ConsumerStats) {
 	}
 }
 
-// watch has look called as long as forwards are under way.
+// watch calls look as long as forwards are in flight.
 func (w *Forwarder) watch() {
 	if w.peeking {
 		return
@@ -470,7 +470,7 @@ func (w *Forwarder) peekAt(s *forwardSender) (over []*Forward) {
 	if !s.stalled.IsZero() && !s.notified && now.Sub(s.stalled) >= notifyStalled {
 		s.notified = true
 		s.event(w, event.StateEvent{Kind: event.EventForwardStalled, Err: s.why, Unsettled: len(s.sent) + len(s.parked)})
-		s.log.Warn("hopback: forwards to an address are not confirmed; their originals are kept", "to", s.target, "error", s.why, "waiting", len(s.sent)+len(s.parked))
+		s.log.Warn("hopback: the broker doesn't confirm copies to an address; the original messages are kept", "to", s.target, "error", s.why, "waiting", len(s.sent)+len(s.parked))
 	}
 	switch {
 	case s.stalled.IsZero():
@@ -533,8 +533,8 @@ func (w *Forwarder) Give(given link.Session, intact bool) {
 	}
 }
 
-// Close cuts everything off. Forwards that are under way have no outcome then:
-// the broker delivers their originals again.
+// Close aborts everything. Forwards in flight have no outcome then: the broker delivers their
+// originals again.
 func (w *Forwarder) Close() {
 	for _, s := range w.End() {
 		<-s.done

@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
-// fakeOriginal is the delivery of a forward: it keeps what it is told.
+// fakeOriginal is the delivery of a forward: it records its calls.
 type fakeOriginal struct {
 	mu       sync.Mutex
 	room     bool // it may wait aside
@@ -162,7 +162,7 @@ func TestForwarderGivesUpAfterItsPatience(t *testing.T) {
 		kept := w.copy("/queues/q", "kept")
 		back := w.copyFor("/queues/q", "back", &fakeOriginal{goesBack: true})
 		synctest.Wait()
-		assert.True(t, back.returned, "it needn't wait here")
+		assert.True(t, back.returned, "it doesn't have to wait here")
 		time.Sleep(50 * time.Second)
 		synctest.Wait()
 		assert.Empty(t, kept.got())

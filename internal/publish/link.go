@@ -58,7 +58,7 @@ func (k *linkKeeper) run() {
 	defer func() { k.event(event.StateEvent{Kind: event.EventEnded}) }()
 	for k.try = range link.Tries(s.wanted, s.pause) {
 		sess, link, err := s.attach()
-		// A connection that is lost meanwhile decides nothing.
+		// A connection that is lost during that time decides nothing.
 		if !k.notified && !errors.Is(err, failure.ErrConnectionLost) {
 			k.notified = true
 			s.First <- err
@@ -72,7 +72,7 @@ func (k *linkKeeper) run() {
 	}
 }
 
-// event tells of the link.
+// event reports an event of the link.
 func (k *linkKeeper) event(e event.StateEvent) {
 	if k.s.notify != nil {
 		e.Op, e.Target, e.Attempt = k.s.op, k.s.target, k.try.Attempt()
@@ -83,8 +83,7 @@ func (k *linkKeeper) event(e event.StateEvent) {
 // refused is called when a link can't be opened.
 func (k *linkKeeper) refused(err error) {
 	k.renewed = false
-	// While there is no connection, messages wait. When the broker has refused the link
-	// they are told why.
+	// While there is no connection, messages wait. When the broker has refused the link, they fail with its reason.
 	if refusal, ok := errors.AsType[*failure.Error](err); ok && !errors.Is(err, failure.ErrConnectionLost) {
 		k.event(event.StateEvent{Kind: event.EventRefused, Err: err})
 		k.s.refusal.Store(refusal)
@@ -154,8 +153,8 @@ func (s *Sender) attach() (link.Session, link.SenderLink, error) {
 	return sess, l, nil
 }
 
-// refused is the error for a link that couldn't be opened. A connection without
-// room for a session isn't lost: to wait for it could take for ever.
+// refused is the error for a link that couldn't be opened. A connection without room for a
+// session isn't lost: waiting for it might never end.
 func (s *Sender) refused(err error) error {
 	switch {
 	case s.wanted.Err() != nil:

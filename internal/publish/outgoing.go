@@ -12,7 +12,7 @@ import (
 type outgoing struct {
 	msg   *amqp.Message
 	state atomic.Int32
-	// blamed counts the links that the broker ended while nothing else was under way.
+	// blamed counts the links that the broker ended while nothing else was in flight.
 	blamed uint8
 	// overdue says that a link was given up since it wasn't answered.
 	overdue bool

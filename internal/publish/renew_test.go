@@ -13,7 +13,7 @@ import (
 )
 
 // A sender's session is replaced after so many messages, when all of them are
-// answered; what is queued meanwhile goes out on the next one, in its order.
+// answered; what is queued during that time goes out on the next one, in its order.
 func TestSenderReplacesItsSessionInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)

@@ -129,8 +129,7 @@ func TestUnansweredMessagesAreToldWhyTheNextLinkIsRefused(t *testing.T) {
 	})
 }
 
-// What makes the broker end the link isn't sent for ever, and costs the innocent
-// nothing.
+// What makes the broker end the link isn't sent without end, and costs the innocent nothing.
 func TestMessageThatEndsEveryLinkIsSingledOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)

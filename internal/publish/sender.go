@@ -23,22 +23,22 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// maxInFlight is how many messages a sender has under way before it waits for
-// answers. RabbitMQ gives a sending link 170 credits and a session a window of
-// 400, so more would only wait in the engine.
+// maxInFlight is how many messages a sender has in flight before it waits for answers. RabbitMQ
+// gives a sending link 170 credits and a session a window of 400, so more would only wait in the
+// engine.
 const maxInFlight = 400
 
 // Sender keeps one sending link alive and pipelines messages on it: one goroutine
 // hands them to the link, and answers come from the goroutine that reads (see answers).
-// A caller's ctx ends its wait. A message of which nothing was sent is taken back then.
+// A caller's ctx ends its wait. Then a message that wasn't sent, not even in part, is removed.
 //
 // What happens to a message:
 //
 //	queued ──▶ sending ──▶ answered: nil, ErrUnroutable, ErrRefused
 //	   │        │  ▲ └───▶ link lost, and not to be sent again: ErrOutcomeUnknown
 //	   │        ▼  │
-//	   │        again ───▶ link can't be opened, taken back by its caller: ErrOutcomeUnknown
-//	   ├─▶ taken back by its caller: ErrNotSent
+//	   │        again ───▶ link can't be opened, withdrawn by its caller: ErrOutcomeUnknown
+//	   ├─▶ withdrawn by its caller: ErrNotSent
 //	   └─▶ link can't be opened, too large, not encodable: that error
 //
 // Messages that are still queued when a link is lost stay queued. Those that are sent
@@ -96,7 +96,7 @@ type Sender struct {
 	refusal atomic.Pointer[failure.Error]
 	// intake is that of the session in use; nil while there is none.
 	intake atomic.Pointer[link.Intake]
-	// flight is the one under way; nil while there is none.
+	// flight is the current one; nil while there is none.
 	flight atomic.Pointer[flight]
 }
 
@@ -124,16 +124,18 @@ func (s *Sender) leave(o *outgoing) (*amqp.Message, error) {
 				s.flight.Load().settle() // it is being handed to the link
 				x = o.on.Load()
 			}
-			if x != nil && x.Withdraw() {
-				if !o.state.CompareAndSwap(outSending, outOver) {
-					continue
-				}
-				s.budget.give(o.size)
-				return m, failure.ErrNotSent
+			// First, since the end of the link would count a message that is withdrawn as one that
+			// was sent.
+			if !o.state.CompareAndSwap(outSending, outLeft) {
+				continue
 			}
-			if o.state.CompareAndSwap(outSending, outLeft) {
+			if x == nil || !x.Withdraw() {
 				return m, failure.ErrOutcomeUnknown
 			}
+			if o.state.CompareAndSwap(outLeft, outOver) {
+				s.budget.give(o.size)
+			}
+			return m, failure.ErrNotSent
 		default:
 			return nil, nil
 		}
@@ -148,7 +150,7 @@ func (s *Sender) doubtful(o *outgoing, from int32, err error) {
 	s.answer(o, from, err)
 }
 
-// answer tells o's caller, unless it has left. from is the state that o is in.
+// answer notifies o's caller, unless it has left. from is the state that o is in.
 func (s *Sender) answer(o *outgoing, from int32, err error) {
 	if o.state.CompareAndSwap(from, outOver) {
 		s.budget.give(o.size)
@@ -286,17 +288,16 @@ func (s *Sender) verdict(state amqp.DeliveryState) error {
 	}
 }
 
-// unknown is the error for a message that left and got no answer. Whatever ended
-// the link, it stays of that kind: the reason doesn't say what became of the
-// message.
+// unknown is the error for a message that was sent and not answered. It keeps this kind for any
+// reason why the link ended, because the reason doesn't say what happened to the message.
 func (s *Sender) unknown(err error) error {
 	e := failure.NewError(s.op, s.target, failure.ErrOutcomeUnknown, err)
 	e.Kind = failure.ErrOutcomeUnknown
 	return e
 }
 
-// userIDRefused is the error for a message whose user-id the broker refuses. another says
-// that another user has sent it before, for whom it may have been accepted.
+// userIDRefused is the error for a message whose user-id the broker refuses. another reports
+// that another user has sent the message before, and the broker may have accepted it then.
 func (s *Sender) userIDRefused(m *amqp.Message, another bool) error {
 	e := &failure.Error{
 		Op: s.op, Target: s.target, Kind: failure.ErrUserID, Condition: string(amqp.ErrCondUnauthorizedAccess),
@@ -330,7 +331,7 @@ func (s *Sender) exit() {
 	}
 }
 
-// ended is the error for a wait that ctx ended. It tells of the outage that was waited for.
+// ended is the error for a wait that ctx ended. It includes the outage, if there is one.
 func (s *Sender) ended(kind error, ctx context.Context) error {
 	e := failure.Ended(s.op, s.target, kind, ctx)
 	if refusal := s.refusal.Load(); refusal != nil {
@@ -342,7 +343,7 @@ func (s *Sender) ended(kind error, ctx context.Context) error {
 	return e
 }
 
-// closed is what a caller is told whose message is cut off.
+// closed is the error for a caller whose message was aborted.
 func (s *Sender) closed(kind error) error {
 	if kind == failure.ErrOutcomeUnknown {
 		s.doubt.Store(true)
@@ -361,6 +362,9 @@ func (s *Sender) put(ctx context.Context, out *outgoing) error {
 
 // charge takes out's size from the budget, within ctx.
 func (s *Sender) charge(ctx context.Context, out *outgoing) error {
+	if ctx.Err() != nil { // with room for the message, select would send it now and then
+		return s.ended(failure.ErrNotSent, ctx)
+	}
 	if out.size = s.budget.size(out.msg); !s.budget.take(ctx, s.ctx.Done(), out.size) {
 		if ctx.Err() == nil {
 			return s.closed(failure.ErrNotSent)
@@ -414,7 +418,7 @@ func (s *Sender) Do(ctx context.Context, m *amqp.Message) error {
 	select {
 	case err = <-c.answer:
 	case <-s.ctx.Done():
-		// Cut off; or queued behind the sender's last look at its queue.
+		// Cut off; or queued after the sender's last check of its queue.
 		if _, kind := s.leave(&c.outgoing); kind != nil {
 			return s.closed(kind)
 		}

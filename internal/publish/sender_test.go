@@ -168,7 +168,7 @@ func TestSenderTellsTheQueuedWhyTheLinkIsRefused(t *testing.T) {
 			assert.NotErrorIs(t, err, failure.ErrConnectionLost)
 			assert.True(t, failure.SafeToRetry(err), "nothing was sent")
 
-			synctest.Wait() // what is queued meanwhile is told the same
+			synctest.Wait() // what is queued during that time gets the same error
 			open.Store(true)
 			require.NoError(t, s.Do(within(t, time.Hour), linktest.WithID("later")))
 			require.NoError(t, s.Close(within(t, time.Hour)))
@@ -313,13 +313,13 @@ func TestSenderThatEndsBeforeItsFirstAttemptSaysSo(t *testing.T) {
 				require.ErrorIs(t, err, failure.ErrClosed)
 			}
 		case <-time.After(time.Hour):
-			t.Error("whoever waits for the first attempt waits for ever")
+			t.Error("a caller that waits for the first attempt waits without end")
 		}
 		<-s.done
 	})
 }
 
-// Every caller gets exactly one answer, whatever happens to links, and nil means
+// Every caller gets exactly one answer, no matter what happens to links, and nil means
 // that the broker has the message.
 func TestSenderAnswersEveryCallerOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

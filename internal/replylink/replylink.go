@@ -13,8 +13,8 @@ import (
 
 // Source is where the links of a Session receive from.
 type Source struct {
-	// Queue is a queue's address. "" stands for direct reply-to: each link gets an address
-	// of its own from the broker, and its messages come settled.
+	// Queue is a queue's address. "" stands for direct reply-to: each link gets a separate
+	// address from the broker, and its messages come settled.
 	Queue string
 	// Links is how many links there are.
 	Links int

@@ -84,7 +84,7 @@ func (s *Sending) Server() string {
 	return *s.server
 }
 
-// PerMessage reports whether the publisher has no address of its own.
+// PerMessage reports whether the publisher has no fixed address.
 func (s *Sending) PerMessage() bool { return s.to.IsZero() }
 
 // SetProperty sets an application property of what is sent, if it is Addable.

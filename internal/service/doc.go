@@ -4,7 +4,7 @@
 // A server is found in this order:
 //
 //  1. The environment names one that runs: HOPBACK_POSTGRES_URL, HOPBACK_REDIS_URL or
-//     HOPBACK_PROMETHEUS_URL. It is used as it is, and never stopped.
+//     HOPBACK_PROMETHEUS_URL. It is used, and never stopped.
 //  2. Its program is on this machine, in PATH or where Debian puts it.
 //  3. This process is root on Debian: apt-get installs the package.
 //

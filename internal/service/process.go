@@ -16,7 +16,7 @@ type process struct {
 	once  sync.Once
 }
 
-// leashed runs a program in a group of its own and kills the group when its standard
+// leashed runs a program in a separate process group and kills the group when its standard
 // input ends. The kernel closes that when this process ends, however it ends.
 const leashed = `set -m
 "$@" </dev/null & group=$!

@@ -70,7 +70,7 @@ func (e *NoWayError) Error() string {
 // Unwrap returns why installing it failed.
 func (e *NoWayError) Unwrap() error { return e.Err }
 
-// start finds the server or starts it. What takes long is told on out, which may be nil.
+// start finds the server or starts it. Slow steps are reported on out, which may be nil.
 func start(ctx context.Context, out io.Writer, k kind) (*Service, error) {
 	if out == nil {
 		out = io.Discard

@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/internal/service"
 )
 
-// holder makes the test binary a process that starts a Redis, tells where, and waits.
+// holder makes the test binary a process that starts a Redis, prints its address, and waits.
 const holder = "HOPBACK_TEST_SERVICE_HOLDER"
 
 func TestMain(m *testing.M) {

@@ -8,7 +8,9 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode"
@@ -21,21 +23,24 @@ import (
 // its parts in camel case: newLinkSession has new, link, and session.
 var forbidden = map[string]string{
 	"afresh": "fresh", "anew": "fresh", "thrice": "threeTimes", "meanwhile": "inParallel",
-	"appetite": "prefetchEstimate", "hunger": "starvation", "larder": "stock",
-	"booking": "slot", "seat": "slot",
+	"amid": "during", "beside": "nextTo, together", "forever": "permanently", "whatever": "any", "whoever": "anyone",
+	"appetite": "prefetchEstimate", "hunger": "starvation", "hungry": "starving", "larder": "stock",
+	"booking": "slot", "bookings": "slots", "seat": "slot", "seats": "slots",
 	"buried": "discarded", "burier": "drainer", "bury": "discard", "doomed": "failing", "grave": "deadLetterTarget", "morgue": "deadLetterQueue",
 	"caveat": "warning", "caveats": "warnings", "terms": "sideEffects",
-	"crew": "workers", "roster": "workerSet",
+	"crew": "workers", "crews": "workers", "roster": "workerSet",
 	"hop": "historyEvent, delay, retry", "hops": "history", "story": "history", "stories": "histories", "rung": "level", "rungs": "levels",
 	"hurried": "expedited", "hurry": "expedite",
 	"letter": "deadLetter, message", "letters": "deadLetters, messages",
 	"look": "read, peek, check", "looked": "read, peeked", "looking": "peeking", "looks": "peeks",
-	"mend": "fix", "mended": "fixed",
-	"quarantine": "isolation",
-	"said":       "logged", "saying": "logging",
+	"mend": "fix", "mended": "fixed", "mending": "fixing", "mends": "fixes",
+	"quarantine": "isolation", "quarantined": "isolated",
+	"said": "logged", "saying": "logging",
 	"stint": "linkSession", "stints": "linkSessions",
+	"successor": "retryCopy", "successors": "retryCopies",
 	"suspect": "poison", "suspected": "isolated", "suspects": "poisons",
 	"tell": "notify, log, report", "teller": "notifier", "telling": "notifying", "tells": "notifies", "told": "notified", "untold": "unnotified",
+	"ticked": "selected",
 	"unsure": "unknown",
 	"walk":   "scan", "walked": "scanned", "walking": "scanning", "walks": "scans",
 	"wear": "exhaust", "worn": "exhausted",
@@ -44,7 +49,8 @@ var forbidden = map[string]string{
 // joined are words that are forbidden where they come together.
 var joined = map[string]string{
 	"take back": "revoke", "taken back": "revoked", "give back": "requeue", "given back": "requeued", "hand back": "requeue", "put back": "requeue",
-	"ways out": "remedies",
+	"ways out": "remedies", "hold up": "block", "holds up": "blocks", "held up": "blocked", "go on": "resume", "goes on": "resumes", "under way": "inFlight, running",
+	"handed back": "requeued", "gives back": "requeues",
 }
 
 // allowed are exceptions: the folder, or "*" for all, and the identifier, with the reason.
@@ -152,7 +158,24 @@ func TestIdentifiersHaveNoForbiddenWords(t *testing.T) {
 	}
 }
 
-// declared are the identifiers that a file declares, but for tests and imports.
+// keys are the names that the fields of a struct have in JSON.
+func keys(l *ast.FieldList) (ids []*ast.Ident) {
+	for _, x := range l.List {
+		if x.Tag == nil {
+			continue
+		}
+		tag, err := strconv.Unquote(x.Tag.Value)
+		if err != nil {
+			continue
+		}
+		key, _, _ := strings.Cut(reflect.StructTag(tag).Get("json"), ",")
+		ids = append(ids, &ast.Ident{NamePos: x.Tag.Pos(), Name: key})
+	}
+	return ids
+}
+
+// declared are the identifiers that a file declares, but for tests and imports, and the keys of
+// its JSON.
 func declared(f *ast.File) (ids []*ast.Ident) {
 	add := func(all ...*ast.Ident) { ids = append(ids, all...) }
 	fields := func(l *ast.FieldList) {
@@ -176,6 +199,7 @@ func declared(f *ast.File) (ids []*ast.Ident) {
 			fields(n.TypeParams)
 		case *ast.StructType:
 			fields(n.Fields)
+			add(keys(n.Fields)...)
 		case *ast.InterfaceType:
 			fields(n.Methods)
 		case *ast.TypeSpec:

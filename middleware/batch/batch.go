@@ -1,5 +1,5 @@
-// Package batch handles messages together, such as the rows of one INSERT, and gives each
-// of them an outcome of its own.
+// Package batch handles messages together, for instance as the rows of one INSERT, and gives
+// each message a separate outcome.
 //
 //	handler := batch.JSON(batch.Config{Size: 100, Wait: 50 * time.Millisecond},
 //		func(ctx context.Context, orders []*batch.Item[Order]) error {
@@ -14,55 +14,57 @@
 //
 // # How it works
 //
-// The result is a client.Handler like any other. The consumer calls it once for each
-// message, and these calls wait for each other. A batch begins when Config.Size of them
-// have come together, or Config.Wait after the first message was received. Then each call
-// returns the error of its own message. So every middleware works as it does with a
-// handler of single messages, and sees single messages: retry.With retries the one that
-// failed, by any strategy, and the others are accepted once.
+// The result is a [client.Handler] like any other. The consumer calls it once for each message,
+// and these calls wait for each other. A batch starts when it has [Config.Size] messages, or
+// [Config.Wait] after its first message was received. Then each call returns its message's error.
+// So every middleware sees single messages and works as usual: retry.With retries
+// the message that failed, with any strategy, and acknowledges the others.
 //
-// A call for each message of a batch needs that many handlers. The batch raises
-// client.ConsumerConfig.Concurrency to Size times Parallel, so the zero ConsumerConfig will
-// do. A ConsumerConfig.Prefetch below that is an *argument.Error, and so is a batch of
-// several messages on a stream, which stream.Consume handles one at a time. Another client's consumer
-// must run as many handlers by itself, or all batches are small and late.
+// Each message of a batch needs a handler. The batch raises client.ConsumerConfig.Concurrency to
+// Size times Parallel, so the zero ConsumerConfig works.
 //
-// The bodies of a batch are decoded when it begins, one after the other. Where that takes
-// long, Config.Parallel lets several batches decode at once.
+//   - A ConsumerConfig.Prefetch below that is an *argument.Error.
+//   - A batch of several messages on a stream is an *argument.Error, because stream.Consume
+//     handles one message at a time.
+//   - Another client's consumer must run that many handlers itself; otherwise all batches are
+//     small and late.
+//   - The bodies of a batch are decoded one after the other when it starts. If that takes long,
+//     raise [Config.Parallel], so that several batches decode at once.
 //
 // # Outcomes
 //
-//	Item.Fail(err) was called    the message's result is err: any error or client.Outcome
-//	the function returns nil     all other messages are accepted
-//	the function returns err     all other messages fail with err
-//	the function panics          all other messages fail with a *client.PanicError
-//	a body can't be decoded      it is dead-lettered with client.ReasonUndecodable, and
-//	                             the function isn't given it
+//   - [Item.Fail] was called with err: the message's result is err, which may be any error or
+//     client.Outcome.
+//   - The function returns nil: all other messages are acknowledged.
+//   - The function returns err: all other messages fail with err.
+//   - The function panics: all other messages fail with a *client.PanicError. Because any
+//     message of the batch may be the cause, this is an ordinary error that retry.With retries.
+//     [Config.Split] finds the message at fault.
+//   - A body can't be decoded: its message is dead-lettered with client.ReasonUndecodable, and
+//     isn't part of the batch.
 //
-// A panic isn't known to be one message's fault. So it is an ordinary error here, which
-// retry.With retries, and not a death. Config.Split finds the message at fault.
+// If the process crashes, each message that it held counts as a failed delivery. After two of
+// them, the consumer isolates these messages and delivers them one at a time, in batches of one.
 //
-// If the process dies, each message that it held counts as a failed delivery. After two
-// the consumer's quarantine hands them over one at a time: batches of one.
+// # When a batch ends early
 //
-// # The end of a batch
+// When Consume's ctx ends, a batch that isn't full starts at once. RabbitMQ below 4.3 counts
+// returned messages as delivered, so with it the prefetched messages form a few last batches.
 //
-// When Consume's ctx ends, a batch that isn't full begins at once. RabbitMQ below 4.3
-// counts what is given back, so there the messages that were prefetched make up a few last
-// batches.
-//
-// RabbitMQ 4.3 takes a message back that was held for longer than its consumer timeout,
-// by default 30 minutes. If that happens before the batch begins, the message isn't in it.
-// If it happens later, Item.Revoked tells, and the message's result is ignored. The
-// batch's ctx goes on for the others.
+// RabbitMQ 4.3 revokes a message that was held for longer than its consumer timeout, by default
+// 30 minutes. If that happens before the batch starts, the message isn't part of it. If it
+// happens later, [Item.Revoked] returns true, and the message's result is ignored. The batch's
+// ctx continues for the other messages.
 //
 // # With other middleware
 //
-// Middleware around the batch sees single messages. With ordered.With around it, no
-// batch has two messages of one key, and the next of that key is in a later batch. So
-// messages of few keys make small batches, each of which waits for Config.Wait. A
-// client.Timeout around it begins when the message's wait does. The batch's ctx ends when
-// those of all its messages have ended.
+//   - Middleware around the batch sees single messages.
+//   - With ordered.With around it, a batch never contains two messages of one key. So messages
+//     of few keys form small batches that each wait for Config.Wait.
+//   - A client.Timeout around it includes the time that a message waits for its batch. The
+//     batch's ctx ends when those of all its messages have ended.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package batch
 
 import (
@@ -74,31 +76,31 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Config configures a batch handler. The zero value makes one batch at a time, of up to
-// 100 messages, and waits at most 100 ms for them.
+// Config configures a batch handler. The zero value runs one batch at a time, of up to 100
+// messages, and waits at most 100 ms for them.
 type Config struct {
-	// Size is the most messages in a batch. Default: 100.
+	// Size is the maximum number of messages in a batch. Default: 100.
 	Size int
-	// Wait is how long a batch waits to become full, from the time that its first message
-	// was received. A batch may begin later, while Parallel others run, and goes on
-	// filling meanwhile. Default: 100 ms.
+	// Wait is how long a batch waits to become full, counted from when its first message was
+	// received. While Parallel other batches run, it waits longer and keeps filling. Default:
+	// 100 ms.
 	Wait time.Duration
 	// Parallel is how many batches run at once. Default: 1.
 	Parallel int
-	// Split calls the function once more for each message of a batch for which it has
-	// returned an error or panicked, in a batch of one. So one message's fault doesn't
-	// fail the others. Messages whose Item.Fail was called are left out. The function
-	// must have no effect when it fails, for instance because it rolls back a transaction.
+	// Split calls the function again for each message of a failed batch, in batches of one, so
+	// that one bad message doesn't fail the others. It applies when the function returns an
+	// error or panics, and skips messages whose [Item.Fail] was called. The function must have
+	// no effect when it fails, for instance because it rolls back a transaction. Default: false.
 	Split bool
 }
 
 const (
 	defaultSize = 100
 	defaultWait = 100 * time.Millisecond
-	// lastWait takes the place of Wait while the consumer drains.
+	// lastWait replaces Wait while the consumer drains.
 	lastWait = 10 * time.Millisecond
-	// shortWait is how long a batch waits at least whose first message was received more
-	// than Wait ago: others have, too, and are about to come.
+	// shortWait is the minimum wait of a batch whose first message was received more than Wait
+	// ago: other messages were, too, and will arrive at any moment.
 	shortWait = time.Millisecond
 	// maxHandlers is the limit of client.ConsumerConfig.Concurrency.
 	maxHandlers = 100_000
@@ -138,47 +140,47 @@ type Item[T any] struct {
 	call *call
 }
 
-// Delivery returns the message's delivery. It must not be used after the function has
-// returned.
+// Delivery returns the message's delivery. Don't use it after the function has returned.
 func (i *Item[T]) Delivery() *client.Delivery { return i.call.delivery }
 
-// Context returns the message's own ctx: that of client.DeliveryFrom and retry.Attempt. It
-// ends shortly before the broker takes the message back, with client.ErrConsumerTimeoutNear as its
-// cause, or at that moment, with client.ErrConsumerTimeout, if the client doesn't know the timeout.
-// It also ends when a client.Timeout around the batch is over.
+// Context returns the message's own ctx, for client.DeliveryFrom and retry.Attempt. It ends
+// shortly before the broker revokes the message, with client.ErrConsumerTimeoutNear as its
+// cause, or when the broker revokes it, with client.ErrConsumerTimeout, if the client doesn't
+// know the timeout. It also ends when a client.Timeout around the batch expires.
 func (i *Item[T]) Context() context.Context { return i.call.ctx }
 
-// Revoked reports whether the broker delivers the message to another consumer because
-// this one has held it for too long. Whatever becomes of it here is ignored.
+// Revoked reports whether the broker has revoked the message because it was held for too long.
+// The broker delivers it again, and its result is ignored.
 func (i *Item[T]) Revoked() bool {
 	return i.call.delivery.Revoked() || context.Cause(i.call.ctx) == client.ErrConsumerTimeout
 }
 
 // Fail sets the message's result: an error, or a client.Outcome. The last call counts. Fail(nil)
-// has the message accepted, even if the function then fails. Fail may be called
-// concurrently, and has no effect once the function has returned.
+// acknowledges the message, even if the function then fails. Fail is safe for concurrent use,
+// and has no effect once the function has returned.
 func (i *Item[T]) Fail(err error) { i.call.fail(err) }
 
-// JSON returns a client.Handler that decodes bodies as JSON and hands them to handle in
-// batches: see Typed.
+// JSON returns a [client.Handler] that decodes bodies as JSON and passes them to handle in
+// batches: see [Typed].
 func JSON[T any](cfg Config, handle func(ctx context.Context, items []*Item[T]) error) client.Handler {
 	return Typed(client.JSONCodec{}, cfg, handle)
 }
 
-// Typed returns a client.Handler that decodes bodies with codec and hands them to handle in
-// batches. The function is given at least one message. Its messages are from one queue, in the order
-// in which they were received. handle must not keep items, nor what they hold.
+// Typed returns a [client.Handler] that decodes bodies with codec and passes them to handle in
+// batches. handle gets at least one message. All messages of a batch are from one queue, in the
+// order in which they were received. Don't keep items, or the messages they hold, after handle
+// has returned.
 //
-// ctx has the values of the first message's ctx, but for its delivery: Item.Context has
-// each message's own. ctx ends with the consumer's grace time.
+// ctx has the values of the first message's ctx, except its delivery; use [Item.Context] for
+// each message. ctx ends when the consumer's grace time is over.
 //
-// A nil codec, a nil handle, a bad cfg, and a T that the codec can't decode into stop the
-// consumer at its start with an *argument.Error.
+// If codec or handle is nil, cfg is invalid, or the codec can't decode into a T, Consume returns
+// an *argument.Error when it starts.
 func Typed[T any](codec client.Codec, cfg Config, handle func(ctx context.Context, items []*Item[T]) error) client.Handler {
 	h := &handler{}
 	cfg, h.invalid = cfg.withDefaults()
 	if handle == nil && h.invalid == nil {
-		h.invalid = argument.New("handle", nil, "is nil", "give the batch a function")
+		h.invalid = argument.New("handle", nil, "is nil", "pass a function")
 	}
 	h.cfg = cfg
 	h.item = func(calls []*call) {

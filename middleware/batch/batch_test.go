@@ -304,7 +304,7 @@ func TestWhatIsTakenBackBeforeItsBatchIsNotInIt(t *testing.T) {
 	})
 }
 
-// A Requeue that isn't counted would bring the message back for ever.
+// A Requeue that isn't counted would redeliver the message without end.
 func TestATimeoutAroundTheBatchIsAFailure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

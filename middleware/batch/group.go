@@ -75,7 +75,7 @@ func (c *call) own() (error, bool) {
 	return c.err, c.decided
 }
 
-// finish ends the call, with err unless it has a result of its own.
+// finish ends the call with its own result, or with err if it has none.
 func (c *call) finish(err error) {
 	c.mu.Lock()
 	if !c.decided {
@@ -114,7 +114,7 @@ type group struct {
 // gathering is a batch that hasn't begun.
 type gathering struct {
 	calls []*call
-	due   bool // it needn't be full
+	due   bool // it starts even if it isn't full
 	begun chan struct{}
 }
 
@@ -141,7 +141,7 @@ func (g *group) lead(b *gathering, c *call) error {
 	wait := max(g.of.cfg.Wait-time.Since(c.delivery.Received()), min(shortWait, g.of.cfg.Wait))
 	draining := client.Draining(c.ctx)
 	select {
-	case <-draining: // what was prefetched is handed over now: it needn't be handled one by one
+	case <-draining: // what was prefetched is handed over now: handling it one by one would be wasteful
 		wait, draining = min(wait, lastWait), nil
 	default:
 	}
@@ -279,16 +279,16 @@ func (d *decoding) Value(key any) any {
 func late(ctx context.Context, err error) error {
 	waiting := fmt.Errorf("waiting for the batch: %w: %w", err, context.Cause(ctx))
 	if errors.Is(err, context.DeadlineExceeded) {
-		return waiting // a client.Timeout's: to come back uncounted would go on for ever
+		return waiting // a client.Timeout's: uncounted redeliveries would never end
 	}
 	return client.Requeue{Err: waiting}
 }
 
-// call calls the function, and turns whatever it does into an error.
+// call calls the function, and turns a panic or Goexit into an error.
 func (h *handler) call(calls []*call) (err error) {
 	ctx := &batchCtx{values: shared{context.WithoutCancel(calls[0].ctx)}, calls: calls}
 	defer ctx.end()
-	// On a goroutine of its own: runtime.Goexit would end this one, and what it has to do.
+	// On a separate goroutine: runtime.Goexit would end this one, which has more to do.
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

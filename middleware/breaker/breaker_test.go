@@ -144,7 +144,7 @@ func TestTheCircuitOpensProbesAndCloses(t *testing.T) {
 			"1m10s half-open", "1m10s open for 1m20s: bank is down",
 			"2m30s half-open", "2m30s open for 2m0s: bank is down", // no longer than MaxOpenFor
 			"4m30s half-open", "4m30s closed",
-			"4m30s open for 10s: bank is down", // anew
+			"4m30s open for 10s: bank is down", // again
 		}, r.all())
 	})
 }

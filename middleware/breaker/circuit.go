@@ -33,19 +33,19 @@ type circuit struct {
 	period   int // counts the changes of the state
 	failures int // in a row, while closed
 	openFor  time.Duration
-	probing  bool          // while half-open: there is a probe under way
+	probing  bool          // while half-open: a probe is running
 	changed  chan struct{} // closed and renewed when those that wait should look again
-	// consumers are those that are prepared. Nothing tells when one has ended, so
+	// consumers are those that are prepared. Nothing reports that one has ended, so
 	// they must not be kept from being collected.
 	consumers map[weak.Pointer[client.Control]]*consumer
 
-	unnotified []Change // OnChange hasn't been told of
+	unnotified []Change // OnChange hasn't been called with these
 	notifying  bool     // some goroutine is at it
 }
 
 // consumer is what the circuit knows of a client.Control.
 type consumer struct {
-	// uncounted: what is given back doesn't count as a delivery, with any of the
+	// uncounted: a returned delivery doesn't count as a delivery, with any of the
 	// consumers that the Control serves.
 	uncounted bool
 	release   func() // of the limit that it has, or nil
@@ -204,8 +204,7 @@ func (c *circuit) become(s string, what Change) {
 	what.From, what.To = c.state, s
 	c.state, c.failures, c.probing = s, 0, false
 	c.period++
-	// The limits come first: whoever wakes may give a delivery back, which has to
-	// find its consumer paused.
+	// The limits come first: a delivery that wakes up may be requeued, and must find its consumer paused.
 	for p, k := range c.consumers {
 		if control := p.Value(); control != nil {
 			c.limit(control, k)
@@ -236,7 +235,7 @@ func (c *circuit) notify() {
 		c.unnotified = c.unnotified[1:]
 		c.mu.Unlock()
 		func() {
-			defer c.mu.Lock() // whatever OnChange does
+			defer c.mu.Lock() // even if OnChange panics
 			switch what.To {
 			case stateOpen:
 				c.cfg.Logger.Warn("hopback: circuit open, consuming is paused", "error", client.ErrorText(what.Err), "for", what.OpenFor)

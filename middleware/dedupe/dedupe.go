@@ -1,44 +1,46 @@
-// Package dedupe handles a message once even if it is delivered several times. It
-// accepts a duplicate without calling the handler.
+// Package dedupe handles a message once even if it is delivered several times. It acknowledges a
+// duplicate without calling the handler.
 //
 //	once := dedupe.With(dedupe.Config{})
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(once(handler)), client.ConsumerConfig{})
 //
 // RabbitMQ delivers at least once. A duplicate has one of three causes:
 //
-//   - A publisher sent the message again because it missed the confirmation.
-//   - The connection was lost before the broker learned that the message was accepted.
-//   - The copy of a retry was stored, and the original could not be accepted any more.
+//   - A publisher sent the message again because it didn't receive the confirmation.
+//   - The connection was lost before the broker received the acknowledgment.
+//   - The broker stored a retry copy, but then the original couldn't be acknowledged.
 //
-// All these copies have the message-id of the first. So have the retries of a message,
-// which are not duplicates. Hence:
+// All these copies have the same message-id. So do the retries of a message, but these aren't
+// duplicates. So dedupe works like this:
 //
-//   - The message is claimed before the handler runs. After success it is marked as
-//     done, and only then accepted. After a failure the claim is released, so the retry
+//   - It claims the message before the handler runs. After a success, it marks the message as
+//     done, and only then acknowledges it. After a failure, it releases the claim, so the retry
 //     is handled.
-//   - A copy that arrives while another one is handled waits for it in place. It isn't
-//     returned: the broker would deliver it again at once, and below RabbitMQ 4.3 that
-//     would use up the delivery limit. The wait holds a slot, but no longer than the
-//     other copy's handler runs.
-//   - A claim is a lease, which is renewed while the handler runs. The claim of a worker
-//     that died expires after Config.Lease. The message waits until then.
+//   - A copy that arrives while another one is being handled waits in the consumer. It isn't
+//     requeued: the broker would deliver it again at once, and below RabbitMQ 4.3 that would use
+//     up the delivery limit. The wait occupies a slot, but no longer than the other copy's
+//     handler runs.
+//   - A claim is a lease, which is renewed while the handler runs. If a worker crashes, its
+//     claim expires after [Config.Lease], and the message waits until then.
 //
-// # What is not promised
+// # Limits
 //
-// It doesn't make handling exactly-once. If the process ends between the handler's last
-// effect and the mark, the message is handled again. Where that must not happen, the
-// handler has to write a mark of its own in the same transaction as the effect.
+// It doesn't make handling exactly-once. If the process crashes between the handler's last
+// effect and the mark, the message is handled again. If that must not happen, write a mark in
+// the same transaction as the effect; package postgres/inbox does that in PostgreSQL.
 //
-// A message is also handled again once its mark is forgotten: after Config.TTL, or, with
-// the Store in memory, after Config.Size others. That Store isn't shared with other
-// processes and doesn't survive a restart.
+// A message is also handled again once its mark is forgotten: after [Config.TTL], or, with the
+// default [Memory], after [Config.Size] other messages. Memory isn't shared with other processes
+// and doesn't survive a restart. For several processes, use package dedupe/redisstore.
 //
 // # Inside or outside of retry.With
 //
-// Put it inside, as above: the errors of a Store are then retried with the policy's
-// back-off, like the handler's own. Outside, duplicates are recognised just as well,
-// because only success marks a message as done. But an error of the Store then returns
-// the message at once, as a failed delivery, until its queue's delivery limit.
+// Put it inside, as above: then errors of a [Store] are retried with the policy's backoff, like
+// the handler's own errors. Outside, it recognizes duplicates just as well, because only a
+// success marks a message as done. But then an error of the Store returns the message at once,
+// as a failed delivery, until the queue's delivery limit.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package dedupe
 
 import (
@@ -54,40 +56,40 @@ import (
 	"github.com/hopback/hopback/middleware/internal/config"
 )
 
-// Config defines how duplicates are recognised. The zero value remembers the last
-// 100,000 messages in memory, by queue and message-id.
+// Config defines how duplicates are recognized. The zero value remembers the last 100,000
+// messages in memory, by queue and message-id.
 type Config struct {
-	// Store remembers which messages are done. Default: a NewMemory(Size), shared by all
+	// Store remembers which messages are done. Default: a [NewMemory] with Size, shared by all
 	// handlers that the Middleware wraps.
 	Store Store
-	// Size is how many done messages the default Store remembers, in some 200 bytes each.
+	// Size is how many done messages the default Store remembers. Each takes about 200 bytes.
 	// Default: 100,000.
 	Size int
-	// TTL is how long a message is remembered as done. It should exceed the time in
-	// which copies can arrive: that of all retries and of an outage. Default: 24 h.
+	// TTL is how long a message is remembered as done. Make it longer than the time in which
+	// copies can arrive: that of all retries, plus an outage. Default: 24 h.
 	TTL time.Duration
-	// Lease is how long a claim lasts without renewal, at least 1 s. Handlers may run
-	// longer: a claim is renewed after each third of this time. Default: 1 min.
+	// Lease is how long a claim lasts without renewal; at least 1 s. Handlers may run longer: a
+	// claim is renewed after each third of this time. Default: 1 min.
 	Lease time.Duration
-	// Key returns the key that two copies of a message share. A delivery without one, for
-	// which ok is false, is always handled. Keys over 512 bytes are replaced by a hash.
-	// Key is called by many goroutines at once. Default: MessageID.
+	// Key returns the key that copies of a message share. If ok is false, the delivery is always
+	// handled. Keys longer than 512 bytes are replaced by a hash. Key must be safe for
+	// concurrent use. Default: [MessageID].
 	Key func(*client.Delivery) (key string, ok bool)
-	// Handled reports whether a handler that returned err has done its work, so that
-	// later copies are duplicates. Default: err == nil.
+	// Handled reports whether a handler that returned err has done its work, so that later
+	// copies are duplicates. Default: err == nil.
 	//
-	// Take care with outcomes. A client.Forward can be a retry, whose copy has the same
-	// id, and a dead letter can be replayed. If these were marked as done, the copy or
-	// the replay would be accepted as a duplicate and LOST.
+	// Be careful with outcomes. A client.Forward can be a retry, whose copy has the same id, and
+	// a dead letter can be replayed. If Handled returned true for these, the retry copy or the
+	// replayed message would be acknowledged as a duplicate, and LOST.
 	Handled func(err error) bool
-	// FailOpen handles a message when the Store fails, even though it may be a
-	// duplicate. Default: false, the message fails with the Store's error.
+	// FailOpen handles a message when the Store fails, although it may be a duplicate. Default:
+	// false, which makes the message fail with the Store's error.
 	FailOpen bool
-	// OnDuplicate, if not nil, is called for each duplicate that is accepted without
-	// calling the handler.
+	// OnDuplicate, if not nil, is called for each duplicate that is acknowledged without calling
+	// the handler.
 	OnDuplicate func(*client.Delivery)
-	// Logger logs faults that no error reports: marks that couldn't be written, and
-	// claims that were lost. Default: slog.Default().
+	// Logger logs problems that no error reports: marks that couldn't be written, and claims
+	// that were lost. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -103,6 +105,8 @@ const (
 // Pauses between looks at a claim that another has, and the time that a Store has
 // for an answer.
 const (
+	// Pauses between checks of a claim that another delivery holds, and the time limit of a
+	// Store's call.
 	firstPeek    = 10 * time.Millisecond
 	lastPeek     = time.Second
 	storeTimeout = 5 * time.Second
@@ -113,7 +117,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Size < 0 || c.Size > maxSize:
 		return c, argument.New("dedupe.Config.Size", c.Size, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxSize))
 	case c.Size > 0 && c.Store != nil:
-		return c, argument.New("dedupe.Config.Size", c.Size, "has no effect beside a Store", "set only one of them: Size is for the default Store")
+		return c, argument.New("dedupe.Config.Size", c.Size, "has no effect if Store is set", "set only one of them: Size is for the default Store")
 	case c.TTL < 0:
 		return c, argument.New("dedupe.Config.TTL", c.TTL, "is negative", "use a positive duration, or 0 for the default")
 	case c.Lease < 0 || c.Lease > 0 && c.Lease < minLease:
@@ -140,13 +144,14 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// With returns the Middleware. All handlers that it wraps share one Store. The default
-// key contains the queue's name, so each of two queues with copies of a message handles
+// With returns the Middleware. All handlers that it wraps share one Store. The default key
+// contains the queue's name, so if two queues each have a copy of a message, each queue handles
 // it once.
 //
-// A duplicate is accepted. A delivery whose ctx ends while it waits for another copy
-// goes back to the queue as a client.Requeue that isn't Failed. With a bad Config no
-// consumer starts; the error is an *argument.Error.
+//   - A duplicate is acknowledged.
+//   - A delivery whose ctx ends while it waits for another copy returns to the queue as a
+//     client.Requeue that isn't Failed.
+//   - If cfg is invalid, Consume returns an *argument.Error when it starts.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	return func(h client.Handler) client.Handler {
@@ -162,7 +167,7 @@ type handler struct {
 	cfg   Config
 }
 
-// Prepare calls the handler's own.
+// Prepare calls the inner handler's Prepare.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	return client.Prepare(ctx, h.inner, s)
 }
@@ -209,8 +214,8 @@ type claim struct {
 	ended   bool
 }
 
-// get claims the message, and waits for whoever else has it: the state is
-// Claimed or Done.
+// get claims the message. If another delivery holds the claim, it waits. The state is Claimed or
+// Done.
 func (c *claim) get(ctx context.Context) (State, error) {
 	var timer *time.Timer
 	for pause := firstPeek; ; pause = min(2*pause, lastPeek) {
@@ -265,8 +270,8 @@ func (c *claim) renew() {
 	c.renewal.Reset(c.cfg.Lease / 3)
 }
 
-// end marks the message as done, or gives the claim up. The ctx of the handler may
-// have ended; that must not undo what it has done.
+// end marks the message as done, or releases the claim. The handler's ctx may have ended; that
+// must not undo its work.
 func (c *claim) end(handled bool) {
 	c.renewal.Stop()
 	c.mu.Lock() // no renewal may come after the release

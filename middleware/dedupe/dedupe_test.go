@@ -38,7 +38,7 @@ func delivery(queue string, id any) *client.Delivery {
 	return client.NewDelivery(queue, m)
 }
 
-// worker is a handler that does what it is told, and counts.
+// worker is a handler that a test controls, and that counts.
 type worker struct {
 	calls atomic.Int32
 	do    func(ctx context.Context, call int) error
@@ -267,7 +267,7 @@ func TestADoneMessageIsForgottenAfterItsTTLOrForLackOfRoom(t *testing.T) {
 	})
 }
 
-// faulty is a Store that fails where it is told to.
+// faulty is a Store that fails where a test asks for it.
 type faulty struct {
 	dedupe.Store
 	fail atomic.Value // the method's name
@@ -400,7 +400,7 @@ func TestAClaimSurvivesAStoreThatIsDownForAShortTime(t *testing.T) {
 				assert.NoError(t, <-first)
 				assert.Equal(t, c.calls, w.calls.Load())
 				assert.NoError(t, h.Handle(t.Context(), delivery("orders", "1")))
-				assert.Equal(t, c.calls, w.calls.Load(), "done, whoever had the claim")
+				assert.Equal(t, c.calls, w.calls.Load(), "done, no matter who had the claim")
 			})
 		})
 	}

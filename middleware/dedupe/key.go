@@ -11,10 +11,10 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// MessageID is the default Config.Key: the queue's name and the message-id with its
-// type, because AMQP has four types and the string "1" isn't the number 1. It returns
-// false for a message without an id, or with an empty one. A Key of your own can build
-// on it:
+// MessageID is the default [Config.Key]: the queue's name and the message-id with its type,
+// because AMQP has four types of message-id, and the string "1" isn't the number 1. It returns
+// false for a message without a message-id, or with an empty one. You can extend it in your own
+// Key:
 //
 //	Key: func(d *client.Delivery) (string, bool) {
 //		id, ok := dedupe.MessageID(d)
@@ -48,8 +48,8 @@ func MessageID(d *client.Delivery) (string, bool) {
 	return url.PathEscape(d.Queue()) + "/" + id, true
 }
 
-// maxKey is the longest key that is stored as it is: an id may have megabytes, and
-// a Store that is bounded in their number wouldn't be bounded in its size.
+// maxKey is the longest key that is stored without hashing. An id may have megabytes, so without
+// this limit, a Store with a limited number of keys would still have an unlimited size.
 const maxKey = 512
 
 func shorten(key string) string {

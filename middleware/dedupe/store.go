@@ -8,50 +8,50 @@ import (
 	"github.com/hopback/hopback/middleware/internal/lru"
 )
 
-// State is what a Store knows of a message. The zero value, "", is none of the
-// states: it is an error, so a Store that forgets to set one loses no message.
+// State is what a [Store] knows about a message. The zero value, "", isn't a valid state but an
+// error, so a Store that forgets to set a state loses no message.
 type State string
 
 const (
-	// Claimed: the caller is to handle the message.
+	// StateClaimed: the caller now holds the claim and handles the message.
 	StateClaimed State = "claimed"
-	// Busy: another owner has claimed the message, and neither handled nor released it.
+	// StateBusy: another owner holds the claim.
 	StateBusy State = "busy"
-	// Done: the message was handled.
+	// StateDone: the message was handled.
 	StateDone State = "done"
 )
 
-// Store remembers which messages are being handled and which are done. Each method must
-// be atomic: many goroutines call them at once, and many processes those of a shared
+// Store remembers which messages are being handled and which are done. Implement it to share
+// them between processes, or use [Memory] for one process and package redisstore for Redis. Each
+// method must be atomic and safe for concurrent use, also across processes if they share the
 // Store. The ctx of a call ends after 5 seconds at most.
 //
-// Package redisstore has one on Redis. It holds one value for each key, the owner or a word
-// for done:
+// Package redisstore holds one value per key, the owner or the word for done:
 //
 //	Claim    SET key owner NX PX lease; if that set nothing, GET key: Done, or else Busy
 //	Renew    a script: if GET key is owner, PEXPIRE key lease
 //	Done     SET key done PX ttl
 //	Release  a script: if GET key is owner, DEL key
 type Store interface {
-	// Claim reserves key for owner for the time lease and returns Claimed. It returns
-	// Done if the message was handled, and Busy while another owner's lease lasts.
+	// Claim reserves key for owner for the time lease, and returns [StateClaimed]. It returns
+	// [StateDone] if the message was handled, and [StateBusy] while another owner's lease lasts.
 	Claim(ctx context.Context, key, owner string, lease time.Duration) (State, error)
-	// Renew extends owner's claim to lease from now. It returns false if the claim isn't
-	// owner's any more.
+	// Renew extends owner's claim to lease from now. It returns false if owner no longer holds
+	// the claim.
 	Renew(ctx context.Context, key, owner string, lease time.Duration) (bool, error)
-	// Done marks key as done for ttl, whoever has claimed it: the message was handled,
-	// even if owner's claim expired before.
+	// Done marks key as done for ttl, even if another owner holds the claim now: the message was
+	// handled, and owner's claim may have expired before.
 	Done(ctx context.Context, key, owner string, ttl time.Duration) error
-	// Release ends owner's claim. It does nothing if the claim isn't owner's any more.
+	// Release ends owner's claim. It does nothing if owner no longer holds the claim.
 	Release(ctx context.Context, key, owner string) error
 }
 
-// Memory is a Store for one process.
+// Memory is a [Store] in the memory of one process. Create it with [NewMemory].
 type Memory struct {
 	mu sync.Mutex
-	// claims are as many as handlers run, and never dropped for want of room.
+	// claims has one entry per running handler. Entries are never dropped for lack of space.
 	claims map[string]lease
-	// done is until when a key is done.
+	// done has the time until which a key counts as done.
 	done *lru.Map[string, time.Time]
 }
 
@@ -60,8 +60,8 @@ type lease struct {
 	until time.Time
 }
 
-// NewMemory returns a Memory that remembers up to size done messages, and forgets the
-// least recently used first. A size of 0 or less means 100,000.
+// NewMemory returns a [Memory] that remembers up to size done messages, and forgets the least
+// recently used first. A size of 0 or less means 100,000.
 func NewMemory(size int) *Memory {
 	if size <= 0 {
 		size = defaultSize

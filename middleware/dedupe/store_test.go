@@ -10,8 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever happens, in whatever order, Memory says what a log of all that has
-// happened says.
+// For any sequence of calls, Memory returns what a log of all calls implies.
 func TestMemoryDoesWhatItsHistorySays(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {

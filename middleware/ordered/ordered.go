@@ -1,46 +1,50 @@
-// Package ordered handles messages with the same key one after the other, and messages
-// with different keys at the same time.
+// Package ordered handles messages with the same key one after the other, and messages with
+// different keys in parallel.
 //
 //	inTurn := ordered.With(ordered.Config{Attempts: 5})
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(inTurn(handler)), client.ConsumerConfig{Concurrency: 16})
 //
-// # What is promised, and what isn't
+// # What is guaranteed
 //
-// Handlers of one key never run at the same time. They run in the order in which the
-// broker delivered the messages. This holds within one consumer. For a whole queue, use
-// a single active consumer, or a queue for each key.
+// Handlers of one key never run at the same time, and run in the order in which the broker
+// delivered the messages. This holds within one consumer. For a whole queue, use a single active
+// consumer, or one queue per key.
 //
-// Another client's consumer has no client.Start.Order. There the order is that in which
-// deliveries reach this middleware: of those that wait for a key, the first received is
-// next, but two that arrive together while their key is idle may begin swapped.
+// What is not guaranteed:
 //
-// Other messages overtake one in the consumer's quarantine (see
-// client.ConsumerConfig.NoIsolation), and every message that a lost connection, a pause
-// or a drain returns to the queue.
+//   - With another client's consumer, which has no client.Start.Order, the order is that in
+//     which deliveries reach this middleware: among deliveries that wait for a key, the first
+//     received is next, but two that arrive together while their key is idle may start in either
+//     order.
+//   - Messages can overtake a poison message that the consumer isolates (see
+//     client.ConsumerConfig.NoIsolation), and every message that a lost connection, a pause, or
+//     a drain returns to the queue.
 //
-// # A failure
+// # Failures
 //
-// A message that goes back to the queue is overtaken by those behind it: a retry by
-// retry.With, a client.Requeue, a delivery that a drain returns. To keep its turn, a
-// message has to be tried again in place, up to Config.Attempts times. Its key waits
-// meanwhile, and other keys go on.
+// A message that returns to the queue is overtaken by later ones: a retry by retry.With, a
+// client.Requeue, or a delivery that a drain returns. To keep its position, a message must be
+// retried in place, up to [Config.Attempts] times. During that time, messages of its key wait;
+// other keys continue.
 //
-// After the last attempt the failure is returned, for retry.With to treat, and the key
-// moves on. With a negative number of attempts, the key waits until the message succeeds
-// or its ctx ends. Keep this time well below the consumer timeout of RabbitMQ 4.3 (by
-// default 30 minutes), after which the broker delivers the message elsewhere.
+// After the last attempt, the failure is returned, for instance to retry.With, and the next
+// message of the key starts. With a negative number of attempts, the key waits until the message
+// succeeds or its ctx ends. Keep this time well below the consumer timeout of RabbitMQ 4.3 (30
+// minutes by default), after which the broker delivers the message again elsewhere.
 //
-// # What waiting costs
+// # Resources
 //
-// A delivery that waits for its key is one of the consumer's Prefetch. It holds no slot
-// where there is a client.Start.Order. Without one it does: a run of messages with one
-// busy key can hold all slots, and all other keys wait, too. An idle key takes no
-// memory, so memory is bounded by Prefetch.
+// A delivery that waits for its key counts toward the consumer's Prefetch. With
+// client.Start.Order, it occupies no handler slot. Without it, it does: a series of messages
+// with one busy key can occupy all slots, and then all other keys wait, too. An idle key takes
+// no memory, so Prefetch bounds the memory.
 //
-// # Where it belongs
+// # Where to put it
 //
-// Put it directly inside retry.With, so Attempts sees failures rather than outcomes. Put
-// it around ratelimit, breaker and dedupe, which release deliveries in any order.
+// Put it directly inside retry.With, so that Attempts sees failures rather than outcomes. Put it
+// around ratelimit, breaker, and dedupe, which let deliveries through in any order.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package ordered
 
 import (
@@ -54,26 +58,24 @@ import (
 	"github.com/hopback/hopback/middleware/internal/config"
 )
 
-// Config defines which messages are kept in order. The zero value orders by group-id
-// and returns each failure at once.
+// Config defines which messages are kept in order. The zero value orders by group-id and returns
+// each failure at once.
 type Config struct {
-	// Key returns the key of a delivery. A delivery without one, for which ok is false,
-	// doesn't wait. The same key in two queues is two keys. Key is called by many
-	// goroutines at once. Default: the property group-id.
+	// Key returns the key of a delivery. If ok is false, the delivery doesn't wait. The same key
+	// in two queues is two keys. Key must be safe for concurrent use. Default: the property
+	// group-id.
 	Key func(*client.Delivery) (key string, ok bool)
-	// Attempts is how often the handler is called before its failure is returned, the
-	// first call included. A negative number means until it succeeds. Default: 1.
+	// Attempts is how many times the handler is called before its failure is returned, including
+	// the first call. A negative number means until it succeeds. Default: 1.
 	Attempts int
-	// Pause is the time between the first attempt and the second. It doubles with each
-	// further attempt. Default: 100 ms.
+	// Pause is the time between the first attempt and the second. It doubles with each further
+	// attempt. Default: 100 ms.
 	Pause time.Duration
-	// MaxPause is the longest time between attempts. Default: 5 s, or Pause if that is
-	// longer.
+	// MaxPause limits the time between attempts. Default: 5 s, or Pause if that is longer.
 	MaxPause time.Duration
-	// RetryIf reports whether a failure is tried again in place. err is never nil.
-	// Default: true for every error without a client.Outcome, retry.Permanent,
-	// retry.Discard, retry.After or retry.Snooze in its chain: with these, another
-	// attempt at once is of no use.
+	// RetryIf reports whether a failure is retried in place. err is never nil. Default: true for
+	// every error without a client.Outcome, retry.Permanent, retry.Discard, retry.After, or
+	// retry.Snooze in its chain, because an immediate retry doesn't help with these.
 	RetryIf func(error) bool
 }
 
@@ -112,10 +114,11 @@ func groupID(d *client.Delivery) (string, bool) {
 	return *p.GroupID, true
 }
 
-// With returns the Middleware. Each handler that it wraps has keys of its own. A
-// delivery whose ctx ends before its turn, or between two attempts, goes back to its
-// queue as a client.Requeue that isn't Failed. With a bad Config no consumer starts; the
-// error is an *argument.Error.
+// With returns the Middleware. Each handler that it wraps has separate keys.
+//
+//   - A delivery whose ctx ends before its turn, or between two attempts, returns to its queue
+//     as a client.Requeue that isn't Failed.
+//   - If cfg is invalid, Consume returns an *argument.Error when it starts.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	return func(h client.Handler) client.Handler {
@@ -132,9 +135,8 @@ type handler struct {
 	turns turns
 }
 
-// Prepare has the consumer hand over in order. Handle
-// still looks at keys: a handler that outlives its connection runs beside the
-// consumer's next.
+// Prepare makes the consumer deliver in order. Handle still checks keys: a handler that outlives
+// its connection runs next to the consumer's next one.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	if s.Order != nil {
 		s.Order(h.cfg.Key)
@@ -142,7 +144,7 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	return client.Prepare(ctx, h.inner, s)
 }
 
-// Handle waits for d's turn.
+// Handle waits until it is the turn of d.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	key, ok := h.cfg.Key(d)
 	if !ok {

@@ -123,8 +123,7 @@ func TestWithoutAKeyNothingWaits(t *testing.T) {
 	})
 }
 
-// Whatever the order in which workers bring them here, the one received first is
-// next.
+// Workers may bring them here in any order; the one received first is next.
 func TestThoseThatWaitGoInTheOrderInWhichTheyWereReceived(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
@@ -169,7 +168,7 @@ func TestAFailureIsTriedAgainInPlaceWhileItsKeyWaits(t *testing.T) {
 		{"handed on", ordered.Config{}, 3, []string{"m1", "m2"}, errOdd, 0},
 		{"until it succeeds", ordered.Config{Attempts: 5}, 3, []string{"m1", "m1", "m1", "m1", "m2"}, nil, 700 * time.Millisecond},
 		{"until attempts are used up", ordered.Config{Attempts: 3}, 3, []string{"m1", "m1", "m1", "m2"}, errOdd, 300 * time.Millisecond},
-		{"with pauses of its own", ordered.Config{Attempts: 5, Pause: time.Second, MaxPause: 2 * time.Second}, 4, []string{"m1", "m1", "m1", "m1", "m1", "m2"}, nil, 7 * time.Second},
+		{"with other pauses", ordered.Config{Attempts: 5, Pause: time.Second, MaxPause: 2 * time.Second}, 4, []string{"m1", "m1", "m1", "m1", "m1", "m2"}, nil, 7 * time.Second},
 		{"for as long as it takes", ordered.Config{Attempts: -1}, 100, append(slices.Repeat([]string{"m1"}, 101), "m2"), nil, 100*time.Millisecond*(1+2+4+8+16+32) + 94*5*time.Second},
 		{"but not what RetryIf refuses", ordered.Config{Attempts: -1, RetryIf: func(err error) bool { return !errors.Is(err, errOdd) }}, 3, []string{"m1", "m2"}, errOdd, 0},
 	} {
@@ -240,8 +239,7 @@ func TestWhenAContextEndsTheDeliveryGoesBackUncountedAndTheKeyMovesOn(t *testing
 	})
 }
 
-// Contexts that end just as turns come must not lose a turn: then a key would stand
-// still for ever.
+// Contexts that end just as turns come must not lose a turn: then a key would be stuck permanently.
 func TestNoTurnIsLost(t *testing.T) {
 	t.Parallel()
 	w := newWorker(t, func(context.Context, *client.Delivery) error { return nil })

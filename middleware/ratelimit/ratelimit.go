@@ -1,26 +1,28 @@
-// Package ratelimit limits how many handlers begin per second, for a service that
-// accepts no more calls.
+// Package ratelimit limits how many handlers start per second, for a service that accepts no
+// more calls.
 //
 //	limit := ratelimit.With(ratelimit.Config{PerSecond: 50, Burst: 10})
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(limit(handler)), client.ConsumerConfig{Concurrency: 16})
 //
-// All handlers that one Middleware value wraps share its limit. Use the same value for
-// several consumers to limit them together, or call With for each of them. Other
-// processes aren't counted.
+// All handlers that one Middleware value wraps share its limit. Use the same value for several
+// consumers to limit them together, or call [With] for each of them. Other processes aren't
+// counted.
 //
-// # Where it belongs
+// # Where to put it
 //
-// Put it inside retry.With, and around the calls to count. Calls that a middleware
-// inside it repeats, such as immediate retries, aren't counted. Put client.Timeout
-// inside, too, or it would include the time of waiting.
+//   - Inside retry.With, and around the calls to limit.
+//   - Around client.Timeout; otherwise the timeout would include the waiting time.
+//   - Calls that a middleware inside it repeats, such as immediate retries, aren't counted.
 //
-// # What waiting costs
+// # Resources
 //
-// A delivery that waits holds a slot of the consumer's Concurrency and is one of its
-// Prefetch. No other consumer can receive it meanwhile, so use a Prefetch that is
-// handled within seconds. RabbitMQ 4.3 takes a delivery back after its consumer timeout,
-// by default 30 minutes: keep Prefetch / PerSecond well below that. With Key, deliveries
-// of a key over its limit can hold all slots while other keys could go on.
+// A delivery that waits occupies a slot of the consumer's Concurrency and counts toward its
+// Prefetch. No other consumer can receive it during that time, so choose a Prefetch that is
+// handled within seconds. RabbitMQ 4.3 revokes a delivery after the consumer timeout, 30 minutes
+// by default: keep Prefetch / PerSecond well below that. With Key, deliveries of a key over its
+// limit can occupy all slots, and then other keys wait, too.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package ratelimit
 
 import (
@@ -38,20 +40,19 @@ import (
 
 // Config defines the limit. The zero value limits nothing.
 type Config struct {
-	// PerSecond is how many calls may begin per second, on average. 0.1 is one call in
-	// ten seconds. Default: 0, no limit.
+	// PerSecond is how many calls may start per second, on average. 0.1 is one call in ten
+	// seconds. Default: 0, no limit.
 	PerSecond float64
-	// Burst is how many calls may begin at once after a quiet time. Default: 1, which
-	// spaces calls evenly.
+	// Burst is how many calls may start at once after an idle time. Default: 1, which spaces
+	// calls evenly.
 	Burst int
-	// Key, if not nil, returns the key that a delivery counts toward. Each key has the
-	// whole PerSecond and Burst to itself. A delivery without one, for which ok is false,
-	// isn't limited. Key is called by many goroutines at once. Default: nil, one limit
-	// for all.
+	// Key, if not nil, returns the key that a delivery counts toward, for instance a tenant.
+	// PerSecond and Burst apply to each key separately. If ok is false, the delivery isn't
+	// limited. Key must be safe for concurrent use. Default: nil, one limit for all.
 	Key func(*client.Delivery) (key string, ok bool)
-	// MaxKeys is how many keys are remembered. Beyond that the least recently used key
-	// is forgotten and begins with a full Burst when it comes back. So MaxKeys should
-	// exceed the keys that are seen in Burst / PerSecond seconds. Default: 10,000.
+	// MaxKeys is how many keys are remembered. Beyond that, the least recently used key is
+	// forgotten, and starts with a full Burst when it returns. So make MaxKeys larger than the
+	// number of keys seen in Burst / PerSecond seconds. Default: 10,000.
 	MaxKeys int
 }
 
@@ -78,12 +79,12 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// With returns the Middleware. A delivery over the limit waits before the handler is
-// called. Deliveries wait in the order in which they arrive. If the ctx of one ends
-// first, it goes back to the queue as a client.Requeue that isn't Failed, and isn't
-// counted.
+// With returns the Middleware. A delivery over the limit waits before its handler is called.
+// Deliveries wait in the order in which they arrive.
 //
-// With a bad Config no consumer starts; the error is an *argument.Error.
+//   - If the ctx of a delivery ends while it waits, it returns to the queue as a client.Requeue
+//     that isn't Failed, and isn't counted.
+//   - If cfg is invalid, Consume returns an *argument.Error when it starts.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
 	l := &limits{cfg: cfg}
@@ -109,7 +110,7 @@ type limits struct {
 	keys *lru.Map[string, *bucket]
 }
 
-// of is the bucket that d counts toward; nil if none.
+// of returns the bucket that d counts toward; nil if there is none.
 func (l *limits) of(d *client.Delivery) *bucket {
 	if l.one != nil {
 		return l.one
@@ -133,7 +134,7 @@ type handler struct {
 	limits *limits
 }
 
-// Prepare calls the handler's own.
+// Prepare calls the inner handler's Prepare.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	return client.Prepare(ctx, h.inner, s)
 }
@@ -148,8 +149,9 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	return h.inner.Handle(ctx, d)
 }
 
-// wait waits for d's turn, or until ctx ends. It waits even if ctx has a deadline before the
-// turn: the message would go back and forth between broker and consumer until then.
+// wait waits until it is the turn of d, or until ctx ends. It waits even if ctx has a deadline
+// before that: otherwise the message would go back and forth between broker and consumer until
+// the deadline.
 func wait(ctx context.Context, b *bucket) error {
 	if b == nil {
 		return nil

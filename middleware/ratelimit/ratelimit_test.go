@@ -98,7 +98,7 @@ func TestOneMiddlewareIsOneLimitForAllItsHandlers(t *testing.T) {
 		a, b = handle(t, ratelimit.With(ratelimit.Config{PerSecond: 10})(k), "a", 10), handle(t, ratelimit.With(ratelimit.Config{PerSecond: 10})(k), "b", 10)
 		a.Wait()
 		b.Wait()
-		assert.Equal(t, 900*time.Millisecond, time.Since(k.began), "each with a limit of its own")
+		assert.Equal(t, 900*time.Millisecond, time.Since(k.began), "each with a separate limit")
 	})
 }
 
@@ -122,7 +122,7 @@ func TestEachKeyHasALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-func TestAKeyThatWasForgottenBeginsAnew(t *testing.T) {
+func TestAKeyThatWasForgottenStartsOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		k := newClock()
@@ -131,7 +131,7 @@ func TestAKeyThatWasForgottenBeginsAnew(t *testing.T) {
 			require.NoError(t, h.Handle(t.Context(), delivery(q, "1")))
 		}
 		assert.Equal(t, ms(0, 1000), k.at["a"], "remembered")
-		assert.Equal(t, ms(0, 1000), k.at["b"], "forgotten for c, so it needn't wait at 1 s")
+		assert.Equal(t, ms(0, 1000), k.at["b"], "forgotten for c, so it doesn't wait at 1 s")
 	})
 }
 
@@ -195,7 +195,7 @@ func TestAConfigThatCanNotBeUsedStopsTheConsumer(t *testing.T) {
 	assert.Empty(t, k.at)
 }
 
-// preparing is a Handler that is told of the start.
+// preparing is a Handler with a Prepare.
 type preparing struct {
 	client.Handler
 	start client.Start

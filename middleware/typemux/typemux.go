@@ -1,5 +1,5 @@
-// Package typemux hands the messages of a queue that carries several types to a handler
-// for each type.
+// Package typemux passes each message of a queue with several message types to the handler for
+// its type.
 //
 //	mux := typemux.New(typemux.Config{Handlers: map[string]client.Handler{
 //		"order.placed":   client.JSON(placed),
@@ -7,9 +7,11 @@
 //	}})
 //	err := conn.Consume(ctx, "orders", retry.With(policy)(mux), client.ConsumerConfig{})
 //
-// The type is the message's property subject, unless Config.Type says otherwise. A message
-// of an unknown type goes to Config.Fallback. Without one it is dead-lettered with
-// ReasonUnknownType: it would fail each time, so it isn't retried.
+// The type is the message's property subject, or the result of [Config.Type]. A message of an
+// unknown type goes to [Config.Fallback]. Without a Fallback, it is dead-lettered at once with
+// [ReasonUnknownType], because a retry would fail the same way.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package typemux
 
 import (
@@ -22,18 +24,19 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// ReasonUnknownType is the reason of a message that is dead-lettered because no handler is
-// registered for its type.
+// ReasonUnknownType is the reason of a message that was dead-lettered because its type has no
+// handler.
 const ReasonUnknownType client.Reason = "unknown-type"
 
-// Config configures a mux.
+// Config configures [New]. Handlers is required.
 type Config struct {
-	// Handlers has a handler for each type. "" is the type of messages without one.
+	// Handlers has a handler for each type. "" is the type of messages without a type.
 	Handlers map[string]client.Handler
-	// Type returns a delivery's type. It is called by many goroutines at once. Default:
-	// subject. See Property.
+	// Type returns a delivery's type. It must be safe for concurrent use. Default: the property
+	// subject. See [Property].
 	Type func(*client.Delivery) string
-	// Fallback, if not nil, handles messages of all other types.
+	// Fallback, if not nil, handles messages of all other types. Default: dead-letter them with
+	// [ReasonUnknownType].
 	Fallback client.Handler
 }
 
@@ -45,8 +48,8 @@ func subject(d *client.Delivery) string {
 	return ""
 }
 
-// Property returns a Config.Type that reads the application property key. Its result is ""
-// for a message without it, and for one where it isn't a string.
+// Property returns a [Config.Type] that reads the type from the application property with the
+// given key. The type is "" if the message has no such property, or if it isn't a string.
 func Property(key string) func(*client.Delivery) string {
 	return func(d *client.Delivery) string {
 		s, _ := d.Property(key).(string)
@@ -54,9 +57,9 @@ func Property(key string) func(*client.Delivery) string {
 	}
 }
 
-// New returns the handler. It keeps a copy of cfg.Handlers. Without any handler, or with
-// one that is nil, no consumer starts; the error is an *argument.Error. When the consumer
-// starts, all handlers are prepared, in the order of their types.
+// New returns the handler. It copies cfg.Handlers. If there is no handler, or one is nil,
+// Consume returns an *argument.Error when it starts. When the consumer starts, New's handler
+// calls the Prepare of all handlers, in the order of their types.
 func New(cfg Config) client.Handler {
 	m := &mux{Config: cfg}
 	m.Handlers = maps.Clone(cfg.Handlers)

@@ -20,10 +20,10 @@ type database interface {
 
 type transaction interface {
 	exec(ctx context.Context, query string, args ...any) (rows int64, err error)
-	// with returns the ctx of the handler, which holds the transaction.
+	// with returns the ctx of the handler, which carries the transaction.
 	with(ctx context.Context) context.Context
 	commit(ctx context.Context) error
-	// end rolls back what isn't committed, and releases the connection.
+	// end rolls back an uncommitted transaction, and releases the connection.
 	end(ctx context.Context)
 }
 
@@ -57,21 +57,21 @@ func (t pgxTx) end(ctx context.Context)          { _ = t.tx.Rollback(ctx) }
 
 type inSQLTx struct{}
 
-// SQLTx returns the transaction in which a message is handled, for handlers that WithSQL
-// has wrapped. It is otherwise as Tx.
+// SQLTx returns the transaction of a handler that [WithSQL] wraps. The same rules apply as for
+// [Tx].
 func SQLTx(ctx context.Context) (*sql.Tx, bool) {
 	tx, ok := ctx.Value(inSQLTx{}).(*sql.Tx)
 	return tx, ok
 }
 
-// WithSQL is With for a service that uses database/sql. Its driver must be one for
-// PostgreSQL, such as github.com/jackc/pgx/v5/stdlib. A handler gets its transaction by
-// SQLTx, and writes messages by it with postgres.SQL and package outbox. If sql.DB.SetMaxOpenConns sets a
-// limit, it should exceed client.ConsumerConfig.Concurrency.
+// WithSQL is [With] for database/sql. The driver must be one for PostgreSQL, such as
+// github.com/jackc/pgx/v5/stdlib. A handler gets its transaction from [SQLTx], and writes
+// messages in it with postgres.SQL and package postgres/outbox. If you call
+// sql.DB.SetMaxOpenConns, set more than client.ConsumerConfig.Concurrency.
 func WithSQL(db *sql.DB, cfg Config) client.Middleware {
 	var bad error
 	if db == nil {
-		bad = argument.New("db", nil, "is nil", "give a database of sql.Open")
+		bad = argument.New("db", nil, "is nil", "pass a database from sql.Open")
 	}
 	level, known := levels[cfg.Isolation]
 	if !known {
@@ -93,8 +93,8 @@ type sqlDatabase struct {
 	level sql.IsolationLevel
 }
 
-// begin waits for a connection within ctx. The transaction itself doesn't end with ctx, as
-// database/sql would roll it back then, amid the handler's work.
+// begin waits for a connection within ctx. The transaction doesn't depend on ctx, because
+// database/sql would roll it back during the handler's work when ctx is canceled.
 func (d sqlDatabase) begin(ctx context.Context) (transaction, error) {
 	conn, err := d.db.Conn(ctx)
 	if err != nil {

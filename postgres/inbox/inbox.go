@@ -1,39 +1,40 @@
-// Package inbox lets a message have its effect in PostgreSQL once, however often it is
-// delivered.
+// Package inbox makes a message take effect in PostgreSQL exactly once, however often it is
+// delivered. Use it for handlers that write to PostgreSQL.
 //
 //	once := inbox.With(pool, inbox.Config{})
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(once(handler)), client.ConsumerConfig{})
 //
-// The handler gets a transaction with its ctx and writes by it:
+// The handler gets a transaction from its ctx and writes in it:
 //
 //	tx, _ := inbox.Tx(ctx)
 //	_, err := tx.Exec(ctx, "UPDATE orders SET paid = true WHERE id = $1", order.ID)
 //
-// The message's key is inserted into the table hopback_inbox in the same transaction. It
-// is committed after the handler has returned nil, and before the message is accepted. So
-// the effect and the mark are there together, or neither is. A copy that comes later finds
-// the mark and is accepted without calling the handler. One that comes at the same time
-// waits until the first has committed or failed.
+// [With] inserts the message's key into the table hopback_inbox in the same transaction. It
+// commits after the handler has returned nil, and before the message is acknowledged. So the
+// effect and the mark are both there, or neither is. A copy that arrives later is acknowledged
+// without calling the handler. A copy that arrives at the same time waits until the first has
+// committed or failed. If the handler returns an error, the transaction is rolled back, so a
+// retry with the same message-id is handled.
 //
-// A service that uses database/sql has WithSQL and SQLTx instead.
+// [postgres.Migrate] creates the table. For database/sql, use [WithSQL] and [SQLTx].
 //
-// A handler's error rolls the transaction back. So retries, which have the first
-// message-id, are handled.
+// # What happens if something fails
 //
-// # What is certain at each point
+//   - The process, the database, or the connection fails before the commit: nothing is written.
+//     The broker delivers the message again.
+//   - The answer to the commit is lost: the handler's error says so, and the message is delivered
+//     again. If the commit had succeeded, the message is now a duplicate.
+//   - The process stops between the commit and the acknowledgment: the message is delivered
+//     again, as a duplicate.
 //
-//   - The process, the database or the connection ends before the commit: nothing was
-//     done. The broker delivers the message again.
-//   - The commit's answer is lost: the handler's error says so, and the message comes
-//     again. If the commit had succeeded, it is a duplicate then.
-//   - The process ends between the commit and the acceptance: the message comes again,
-//     and is a duplicate.
+// # Limits
 //
-// What the handler does outside of the transaction, such as a call to another service, may
-// be done twice. What it publishes by package outbox, in this transaction, is published
-// for a message that was handled, and only for that.
+//   - Effects outside the transaction, such as a call to another service, can happen twice.
+//   - A message that the handler writes in this transaction with package postgres/outbox is
+//     published only if the transaction commits.
+//   - A mark is kept for [Config.Keep]. A copy that arrives after that is handled again.
 //
-// A mark is kept for Config.Keep. A copy that comes after that is handled again.
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package inbox
 
 import (
@@ -53,26 +54,25 @@ import (
 	"github.com/hopback/hopback/middleware/dedupe"
 )
 
-// Config configures With. The zero value is ready to use.
+// Config configures [With]. The zero value is ready to use.
 type Config struct {
-	// Key returns the key that all copies of a message share. A delivery without one, for
-	// which ok is false, is handled in a transaction, too, but without a mark. It is called
-	// by many goroutines at once. Keys over 512 bytes are replaced by a hash. Default:
-	// dedupe.MessageID, the queue's name and the message-id.
+	// Key returns the key that all copies of a message share. If ok is false, the delivery is
+	// handled in a transaction, but without a mark. Many goroutines call it at once. Keys longer
+	// than 512 bytes are replaced by a hash. Default: dedupe.MessageID, which is the queue's name
+	// and the message-id.
 	Key func(*client.Delivery) (key string, ok bool)
-	// Keep is how long a mark is kept, at least a minute. It should exceed the time in
-	// which copies can arrive: that of all retries, of an outage, and of a replay of dead
-	// letters. Marks are removed in the background while messages are handled.
-	// Default: 7 days.
+	// Keep is how long a mark is kept, at least a minute. Choose it longer than copies can take
+	// to arrive: the time of all retries, of an outage, and until a replay of dead letters. Marks
+	// are removed in the background while messages are handled. Default: 7 days.
 	Keep time.Duration
-	// Isolation is that of the transactions. One that couldn't be serialized fails as the
-	// handler's own errors do. Default: the database's.
+	// Isolation is the isolation level of the transactions. A serialization error counts as an
+	// error of the handler. Default: the database's.
 	Isolation pgx.TxIsoLevel
-	// OnDuplicate, if not nil, is called for each duplicate that is accepted without
-	// calling the handler.
+	// OnDuplicate is called for each duplicate that is acknowledged without calling the handler.
+	// Default: nil.
 	OnDuplicate func(*client.Delivery)
-	// Logger logs what no error reports: marks that couldn't be removed.
-	// Default: slog.Default().
+	// Logger logs what isn't in any error: marks that couldn't be removed. Default:
+	// slog.Default().
 	Logger *slog.Logger
 }
 
@@ -80,7 +80,7 @@ const (
 	defaultKeep = 7 * 24 * time.Hour
 	minKeep     = time.Minute
 	maxKey      = 512
-	// commitLimit bounds a commit, whose ctx doesn't end with the handler's.
+	// commitLimit bounds a commit, whose ctx isn't canceled with the handler's.
 	commitLimit = 10 * time.Second
 	// pruneEvery is the pause between two removals of old marks, pruneBatch how many one
 	// statement removes, and pruneLimit its time.
@@ -107,23 +107,25 @@ func (c Config) withDefaults() (Config, error) {
 
 type inTx struct{}
 
-// Tx returns the transaction in which a message is handled. It is false outside of a
-// handler that With has wrapped. The handler must neither commit nor roll it back; With
-// does so when the handler has returned. A pgx.Tx isn't safe for concurrent use.
+// Tx returns the transaction in which the current message is handled. Call it in a handler that
+// [With] wraps, with the handler's ctx; otherwise it returns false. Don't commit the transaction
+// or roll it back: With does that when the handler has returned. A pgx.Tx isn't safe for
+// concurrent use.
 func Tx(ctx context.Context) (pgx.Tx, bool) {
 	tx, ok := ctx.Value(inTx{}).(pgx.Tx)
 	return tx, ok
 }
 
-// With returns a Middleware whose handlers handle a message in a transaction of pool's
-// database, once. Each handler that runs holds a connection of the pool, so the pool
-// should have one more than client.ConsumerConfig.Concurrency.
+// With returns a middleware that handles each message once, in a transaction of pool's database.
+// Put it inside retry.With.
 //
-// No consumer starts with a bad Config or without the table that postgres.Migrate creates.
+// Each running handler uses a connection of the pool, so set the pool's maximum to at least
+// client.ConsumerConfig.Concurrency plus one. If cfg is invalid, or if the table that
+// [postgres.Migrate] creates is missing, no consumer starts.
 func With(pool *pgxpool.Pool, cfg Config) client.Middleware {
 	var bad error
 	if pool == nil {
-		bad = argument.New("pool", nil, "is nil", "give a pool of pgxpool.New")
+		bad = argument.New("pool", nil, "is nil", "pass a pool from pgxpool.New")
 	}
 	return with(pgxDatabase{pool, cfg.Isolation}, cfg, bad)
 }
@@ -137,7 +139,7 @@ func with(db database, cfg Config, bad error) client.Middleware {
 	return func(h client.Handler) client.Handler {
 		err := bad // of this handler alone
 		if err == nil && h == nil {
-			err = argument.New("handler", nil, "is nil", "pass a Handler to inbox's Middleware")
+			err = argument.New("handler", nil, "is nil", "pass a handler to the middleware of package inbox")
 		}
 		return &handler{inner: h, db: db, cfg: cfg, err: err, pruned: pruned}
 	}
@@ -159,7 +161,7 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	if _, err := h.db.exec(ctx, "SELECT FROM hopback_inbox LIMIT 0"); err != nil {
 		var pg interface{ SQLState() string } // pgx's error, and lib/pq's
 		if errors.As(err, &pg) && pg.SQLState() == "42P01" {
-			return fmt.Errorf("inbox: the database has no inbox; call postgres.Migrate: %w", err)
+			return fmt.Errorf("inbox: the database has no table hopback_inbox; call postgres.Migrate: %w", err)
 		}
 		return fmt.Errorf("inbox: %w", err)
 	}
@@ -173,7 +175,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	}
 	tx, err := h.db.begin(ctx)
 	if err != nil {
-		return h.failed(ctx, "beginning a transaction", err)
+		return h.failed(ctx, "starting a transaction", err)
 	}
 	defer func() {
 		// After a commit this does nothing. A panic passes, rolled back.
@@ -182,7 +184,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 		tx.end(ending)
 	}()
 	if key, ok := h.cfg.Key(d); ok {
-		// It waits for a transaction that has inserted the key and not ended yet.
+		// It waits for an open transaction that has inserted the key.
 		marked, err := tx.exec(ctx, "INSERT INTO hopback_inbox (key) VALUES ($1) ON CONFLICT DO NOTHING", shorten(key))
 		if err != nil {
 			return h.failed(ctx, "marking the message", err)
@@ -197,17 +199,17 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	if err := h.inner.Handle(tx.with(ctx), d); err != nil {
 		return err
 	}
-	// The handler's work isn't given up because the consumer is to stop.
+	// A shutdown of the consumer doesn't interrupt the commit of finished work.
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitLimit)
 	defer cancel()
 	if err := tx.commit(ending); err != nil {
-		return fmt.Errorf("inbox: the commit: %w", err)
+		return fmt.Errorf("inbox: committing the transaction: %w", err)
 	}
 	h.prune()
 	return nil
 }
 
-// failed gives the message back if the consumer is to stop.
+// failed requeues the message if the consumer is to stop.
 func (h *handler) failed(ctx context.Context, what string, err error) error {
 	err = fmt.Errorf("inbox: %s: %w", what, err)
 	if ctx.Err() != nil {
@@ -216,7 +218,7 @@ func (h *handler) failed(ctx context.Context, what string, err error) error {
 	return err
 }
 
-// prune removes old marks now and then. One handler of this process does so.
+// prune removes old marks from time to time. One handler of this process does so.
 func (h *handler) prune() {
 	last, now := h.pruned.Load(), time.Now()
 	if now.Sub(time.Unix(0, last)) < pruneEvery || !h.pruned.CompareAndSwap(last, now.UnixNano()) {
@@ -229,7 +231,7 @@ func (h *handler) prune() {
 		removed, err = h.db.exec(ctx, `DELETE FROM hopback_inbox WHERE key IN (
 	SELECT key FROM hopback_inbox WHERE handled_at < now() - make_interval(secs => $1) LIMIT $2 FOR UPDATE SKIP LOCKED)`, h.cfg.Keep.Seconds(), pruneBatch)
 		if err != nil {
-			h.cfg.Logger.Warn("inbox: old marks couldn't be removed; trying again in a minute", "error", err)
+			h.cfg.Logger.Warn("inbox: removing old marks failed; trying again in a minute", "error", err)
 			return
 		}
 	}

@@ -76,7 +76,7 @@ func TestInboxHandlesEachMessageOnce(t *testing.T) {
 		all = append(all, [2]string{id, id})
 	}
 	pgtest.Publish(t, conn, "orders", all...)
-	require.Eventually(t, func() bool { return duplicates.Load() == n }, 30*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return duplicates.Load() == n }, 3*time.Minute, 5*time.Millisecond)
 	assert.Equal(t, n, effects(t, pool))
 	assert.GreaterOrEqual(t, failures.Load(), int64(10))
 }
@@ -91,13 +91,13 @@ func TestInboxCopyWaitsForTheFirst(t *testing.T) {
 			_, conn := pgtest.Broker(t)
 			pgtest.Queues(t, conn, "orders")
 			var duplicates, calls atomic.Int64
-			goOn := make(chan struct{})
+			resume := make(chan struct{})
 			once := inbox.With(pool, inbox.Config{OnDuplicate: func(*client.Delivery) { duplicates.Add(1) }})
 			pgtest.Consume(t, conn, "orders", once(client.JSON(func(ctx context.Context, id string) error {
 				if calls.Add(1) > 1 {
 					return write(ctx, id)
 				}
-				<-goOn
+				<-resume
 				if fails {
 					return client.DeadLetter{Err: errors.New("it fails")}
 				}
@@ -111,12 +111,12 @@ func TestInboxCopyWaitsForTheFirst(t *testing.T) {
 				return waiting
 			}, 30*time.Second, 5*time.Millisecond)
 			assert.EqualValues(t, 1, calls.Load())
-			close(goOn)
+			close(resume)
 			ended := func() bool { return duplicates.Load() == 1 }
 			if fails {
 				ended = func() bool { return effects(t, pool) == 1 }
 			}
-			require.Eventually(t, ended, 30*time.Second, 5*time.Millisecond)
+			require.Eventually(t, ended, 3*time.Minute, 5*time.Millisecond)
 			assert.Equal(t, 1, effects(t, pool))
 			assert.Equal(t, fails, calls.Load() == 2)
 		})
@@ -155,7 +155,7 @@ func TestInboxKeepsNoHalfEffect(t *testing.T) {
 	pgtest.Publish(t, conn, "orders",
 		[2]string{"1", "hides"}, [2]string{"2", "panics"},
 		[2]string{"a\x00b", "NUL"}, [2]string{strings.Repeat("x", 1<<20), "a megabyte"}, [2]string{strings.Repeat("x", 1<<20), "a megabyte"})
-	require.Eventually(t, func() bool { return duplicates.Load() == 1 && effects(t, pool) == 4 }, 30*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return duplicates.Load() == 1 && effects(t, pool) == 4 }, 3*time.Minute, 5*time.Millisecond)
 	mu.Lock()
 	defer mu.Unlock()
 	assert.Equal(t, map[string]int{"hides": 2, "panics": 2, "NUL": 1, "a megabyte": 1}, calls)
@@ -164,7 +164,7 @@ func TestInboxKeepsNoHalfEffect(t *testing.T) {
 	assert.Less(t, longest, 600)
 }
 
-// again gives back whatever fails.
+// again requeues anything that fails.
 func again(h client.Handler) client.Handler {
 	return client.HandlerFunc(func(ctx context.Context, d *client.Delivery) (err error) {
 		defer func() {
@@ -222,12 +222,12 @@ func TestInboxByDatabaseSQL(t *testing.T) {
 		return nil
 	}))), client.ConsumerConfig{Concurrency: 2})
 	pgtest.Publish(t, conn, "orders", [2]string{"1", "fails"}, [2]string{"2", "hides"}, [2]string{"3", "panics"}, [2]string{"4", "works"}, [2]string{"4", "works"})
-	require.Eventually(t, func() bool { return duplicates.Load() == 1 && effects(t, pool) == 4 }, 30*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return duplicates.Load() == 1 && effects(t, pool) == 4 }, 3*time.Minute, 5*time.Millisecond)
 	assert.ElementsMatch(t, []string{`"fails"`, `"hides"`, `"panics"`, `"works"`}, receipts.Await(t, 4))
 	mu.Lock()
 	assert.Equal(t, map[string]int{"fails": 2, "hides": 2, "panics": 2, "works": 1}, calls)
 	mu.Unlock()
-	assert.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 30*time.Second, 5*time.Millisecond, "each connection is given back")
+	assert.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 3*time.Minute, 5*time.Millisecond, "each connection is returned")
 }
 
 // A consumer that stops lets the handler end its work, and commits it.

@@ -1,7 +1,10 @@
-// Package offset keeps the positions of stream consumers in PostgreSQL.
+// Package offset stores the positions of stream consumers in PostgreSQL. Use it with package
+// stream.
 //
-// A [Store] is a stream.OffsetStore. With [Advance] a handler saves the position in the
-// transaction that does its work, so that each message takes effect exactly once.
+// A [Store] is a stream.OffsetStore. With [Advance], a handler saves the position in the
+// transaction of its work, so that each message takes effect exactly once.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package offset
 
 import (
@@ -20,13 +23,13 @@ import (
 	"github.com/hopback/hopback/stream"
 )
 
-// Store keeps positions in the table that postgres.Migrate creates. It is as safe for concurrent
-// use as DB is, so DB should be a pool.
+// Store stores positions in the table that [postgres.Migrate] creates. Set DB to a pool: Store is
+// as safe for concurrent use as DB.
 type Store struct{ DB postgres.DB }
 
 var _ stream.OffsetStore = (*Store)(nil)
 
-// db refuses a Store without a DB.
+// db returns an error for a Store without a DB.
 func (s *Store) db() (postgres.DB, error) {
 	if s == nil {
 		return nil, refuse.NilDB(nil)
@@ -34,7 +37,7 @@ func (s *Store) db() (postgres.DB, error) {
 	return s.DB, refuse.NilDB(s.DB)
 }
 
-// Load returns the position that was saved, or false.
+// Load returns the saved position. found is false if there is none.
 func (s *Store) Load(ctx context.Context, consumer, name string) (next uint64, found bool, err error) {
 	db, err := s.db()
 	if err != nil {
@@ -48,8 +51,8 @@ func (s *Store) Load(ctx context.Context, consumer, name string) (next uint64, f
 	return uint64(n), err == nil, err
 }
 
-// Save keeps the position, unless a later one is saved: a process that lags behind
-// another one of the same name moves nothing back.
+// Save stores the position, unless a later one is stored: a process that lags behind another one
+// with the same name moves nothing back.
 func (s *Store) Save(ctx context.Context, consumer, name string, next uint64) error {
 	db, err := s.db()
 	if err != nil {
@@ -59,7 +62,8 @@ func (s *Store) Save(ctx context.Context, consumer, name string, next uint64) er
 	return err
 }
 
-// Delete forgets the position. Save can't move it back.
+// Delete deletes the position, so that the consumer starts again at its configured start. Save
+// can't move a position back.
 func (s *Store) Delete(ctx context.Context, consumer, name string) error {
 	db, err := s.db()
 	if err != nil {
@@ -69,28 +73,27 @@ func (s *Store) Delete(ctx context.Context, consumer, name string) error {
 	return err
 }
 
-// Advance moves the consumer's position behind d, in the transaction tx. It returns false
-// if the position is there already: another attempt has committed, so the handler should
-// do nothing and return nil. Call it first in the transaction: it locks the position, so
-// that two processes don't do the same work.
+// Advance moves the consumer's position past d, in the transaction tx. Call it first in the
+// transaction: it locks the position, so that two processes don't do the same work. Pass
+// stream.Consume a [Store] of the same database, so that it starts after the last commit.
 //
-// If tx commits, the message has taken effect, and is never handled again. If not, it
-// hasn't. Give stream.Consume a Store of the same database, so that it begins where the
-// last commit was.
+// If fresh is false, the position is already past d, because another attempt has committed: do
+// nothing, and return nil. If tx commits, the message has taken effect and is never handled
+// again. If it doesn't, the message hasn't taken effect.
 func Advance(ctx context.Context, tx pgx.Tx, consumer string, d *client.Delivery) (fresh bool, err error) {
 	if tx == nil {
-		return false, argument.At(argument.Root("tx"), argument.CodeMissing, nil, "is nil", "give the transaction that does the handler's work")
+		return false, argument.At(argument.Root("tx"), argument.CodeMissing, nil, "is nil", "pass the transaction of the handler's work")
 	}
 	offset, ok := stream.OffsetOf(d)
 	if !ok {
-		return false, argument.At(argument.Root("delivery"), argument.CodeUnsupported, nil, "has no offset", "give the delivery of a stream's message: see client.DeliveryFrom")
+		return false, argument.At(argument.Root("delivery"), argument.CodeUnsupported, nil, "has no offset", "pass the delivery of a message from a stream: see client.DeliveryFrom")
 	}
 	return advance(ctx, tx, consumer, d.Queue(), offset+1)
 }
 
 func advance(ctx context.Context, db postgres.DB, consumer, name string, next uint64) (bool, error) {
 	if next > math.MaxInt64 {
-		return false, argument.At(argument.Root("next"), argument.CodeOutOfRange, next, "is no offset", "use at most 2⁶³-1")
+		return false, argument.At(argument.Root("next"), argument.CodeOutOfRange, next, "isn't an offset", "use at most 2⁶³-1")
 	}
 	tag, err := db.Exec(ctx, `INSERT INTO hopback_stream_offset AS o (consumer, stream, next) VALUES ($1, $2, $3)
 ON CONFLICT (consumer, stream) DO UPDATE SET next = excluded.next, updated_at = clock_timestamp() WHERE o.next < excluded.next`, consumer, name, int64(next))

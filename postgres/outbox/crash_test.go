@@ -182,7 +182,7 @@ func (r *received) distinct() int {
 	return len(r.times)
 }
 
-// Sixteen writers write transactions, of which a third is rolled back, while relays, the
+// Sixteen writers write transactions, a third of them rolled back, while relays, the
 // database, and the broker with a worker are killed in turn. What was committed is published, what was
 // rolled back isn't, duplicates have the same message-id, and with OrderByKey what came first
 // of each entry is in order. Workers with an inbox, which fail now and then, write each
@@ -378,7 +378,7 @@ func (s *stuck) check(t *testing.T, now int, format string, args ...any) {
 		s.last, s.since = now, time.Now()
 	}
 	if time.Since(s.since) > 2*time.Minute {
-		require.Failf(t, "nothing goes on", format, args...)
+		require.Failf(t, "no progress", format, args...)
 	}
 }
 

@@ -1,7 +1,8 @@
-// Package outbox publishes what a PostgreSQL transaction has committed, and nothing that
-// it has rolled back.
+// Package outbox publishes messages from a PostgreSQL transaction: all of them if it commits, and
+// none if it rolls back. Use it if a service writes to its database and publishes a message about
+// that.
 //
-// A service writes its data and its messages in one transaction:
+// Write the data and the message in one transaction:
 //
 //	tx, err := pool.Begin(ctx)
 //	...
@@ -10,34 +11,41 @@
 //	...
 //	err = tx.Commit(ctx)
 //
-// A [Relay] reads committed messages, publishes them with the message-id that they got
-// when they were written, and deletes them when the broker has accepted them. It runs in
-// the service, or in a program of its own.
+// Run a [Relay] in the service or in a separate program:
 //
-// # What is certain
+//	relay, err := outbox.NewRelay(pool, conn, outbox.RelayConfig{})
+//	err = relay.Run(ctx)
 //
-//   - A message is published if and only if its transaction commits, however late it
-//     commits.
-//   - A message is published at least once. A relay that ends between the broker's answer
-//     and the commit of its deletion publishes the message again, with the same
-//     message-id. A consumer recognises that by package middleware/dedupe.
-//   - With [OrderByKey], messages with the same key are published in order, one after another.
-//     The order is that in which they were written, by transactions that exclude each
-//     other before they write: those that lock the same row first, for instance. If two
-//     transactions run side by side, either's messages may come first.
-//   - A relay moves a message that can't be published to the table hopback_outbox_set_aside
-//     with the reason: one that is too large, for instance, or has had no queue for long.
+// The relay reads committed messages, publishes them, and deletes them once the broker has
+// accepted them.
+//
+// # Guarantees
+//
+//   - A message is published if and only if its transaction commits, however late that is.
+//   - A message is published at least once. If a relay stops between the broker's confirmation
+//     and the deletion, the message is published again, with the same message-id. Package
+//     middleware/dedupe recognizes it.
+//   - With [OrderByKey], messages with the same key are published in order, one after the other.
+//     The order is the order of writing, for transactions that exclude each other before they
+//     write, for example because they lock the same row first. If two transactions run at the
+//     same time, either's messages may come first.
+//   - A message that can't be published, for example because it is too large or because no queue
+//     has been bound for long, is moved to the table hopback_outbox_set_aside, with the reason.
 //     Other messages keep flowing, however many of these there are.
 //
-// # Later
+// # Delayed messages
 //
-// [PublishAt] writes a message that is published when it is due, and [Cancel] takes it
-// back. Until it is due it waits in a table of its own, and holds up nothing.
+// [PublishAt] writes a message that is published when it is due, and [Cancel] cancels it. Until
+// then it waits in a separate table, and delays no other message. That is so with RabbitMQ 4.4,
+// too, whose queues could hold it: in the table a transaction can cancel it together with other
+// changes, until the moment when it is published.
 //
 // # Tables
 //
-// [postgres.Migrate] creates the tables in the first schema of the search path. The rows of
-// hopback_outbox live in 16 partitions. The ids of messages go round these, and a relay
-// truncates each partition once it is past and empty. So the table doesn't bloat while an
-// old snapshot, such as that of a long report or a backup, holds VACUUM back.
+// [postgres.Migrate] creates the tables in the first schema of the search path. The table
+// hopback_outbox has 16 partitions, which are filled in turn. A relay truncates each one when all
+// its messages are published. So the table doesn't bloat while a long transaction, such as a
+// report or a backup, keeps VACUUM from removing rows.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package outbox

@@ -25,7 +25,7 @@ func paid(ctx context.Context, tx pgx.Tx, messageID string) (reminded bool, err 
 	return is == outbox.CancelPublished, err
 }
 
-// A reminder is written in the invoice's transaction, and is cancelled in the payment's.
+// Write a reminder in the transaction of the invoice, and cancel it in the transaction of the payment.
 func ExamplePublishAt() {
 	_ = remind
 	_ = paid

@@ -23,19 +23,19 @@ func (r *Relay) SetLimits(statement, lease time.Duration) {
 	r.limits.statement, r.limits.grace, r.limits.settle, r.limits.lease = statement, statement/4, statement, lease
 }
 
-// GoesOn returns how many messages of a key are tried whose results are errs.
-func GoesOn(errs ...error) (n int) {
+// Continues returns how many messages of a key are tried whose results are errs.
+func Continues(errs ...error) (n int) {
 	var o outcome
 	for _, err := range errs {
 		n++
-		if !o.note(&record{}, err).goesOn() {
+		if !o.note(&record{}, err).continues() {
 			break
 		}
 	}
 	return n
 }
 
-// Gates are the addresses that the broker takes nothing for.
+// Gates are the addresses that the broker accepts nothing for.
 type Gates struct{ g *gates }
 
 func NewGates() Gates {

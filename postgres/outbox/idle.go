@@ -16,13 +16,13 @@ func wake(c chan struct{}) {
 	}
 }
 
-// idle waits until a worker has something to do. One worker sleeps in the database's
-// sight: while it holds the lock, whoever writes a message notifies. The others wait for
-// it to find a whole batch. look is called once the lock is held, since a message may
-// have been written before, and then whenever the sleeper is notified, or polls.
+// idle waits until a worker has something to do. One worker sleeps visibly for the database:
+// while it holds the lock, every writer of a message notifies it. The others wait for it to find
+// a whole batch. peek is called once the lock is held, since a message may have been written
+// before, and then whenever the sleeper is notified, or polls.
 //
-// A transaction that writes before the lock is held and commits after look doesn't
-// notify. So the sleeper polls, first often and then ever more rarely.
+// A transaction that writes before the lock is held and commits after peek doesn't notify. So the
+// sleeper polls, at first often and then less and less often.
 func (r *Relay) idle(ctx context.Context, s *session, peek func() (int, error)) error {
 	select {
 	case r.sleeper <- struct{}{}:
@@ -81,7 +81,7 @@ func (r *Relay) listen(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return err
 		case pgconn.Timeout(err):
-			// Nobody writes, or the path has gone silent.
+			// Nobody writes, or the connection is broken silently.
 			if _, err := s.exec(ctx, "SELECT"); err != nil {
 				return err
 			}
@@ -89,7 +89,7 @@ func (r *Relay) listen(ctx context.Context) error {
 		default:
 			return err
 		}
-		// Another schema may have an outbox of its own.
+		// Another schema may have a separate outbox.
 		switch name := strconv.FormatUint(uint64(own), 10); n.Payload {
 		case name:
 			wake(r.notified)

@@ -16,40 +16,40 @@ import (
 	"github.com/hopback/hopback/postgres/internal/refuse"
 )
 
-// Publish writes v to the outbox as JSON, in db's transaction. A relay publishes it to the
-// address once that has committed. Publish is short for a Publisher without a Codec and a
-// Key; see Publisher.Publish.
+// Publish writes v to the outbox as JSON, in db's transaction. Once that has committed, a [Relay]
+// publishes the message to the address to. It is short for a [Publisher] without Codec and Key:
+// see [Publisher.Publish] for edit, the result, and errors.
 func Publish[T any](ctx context.Context, db postgres.DB, to address.Address, v T, edit ...func(*client.Message)) (messageID string, err error) {
 	return Publisher[T]{To: to}.Publish(ctx, db, v, edit...)
 }
 
-// Publisher writes values of type T to the outbox, for one address. It is safe for
-// concurrent use.
+// Publisher writes values of type T to the outbox. Use it instead of [Publish] for another
+// encoding, or for ordering by a key. It is safe for concurrent use.
 type Publisher[T any] struct {
-	// To is where the messages go. It may be empty if each call sets an address with
+	// To is the address of the messages. It may be empty if each call sets an address with
 	// client.PublishTo.
 	To address.Address
-	// Codec encodes values into message bodies. A value that is a *client.Message is
-	// written as it is. Default: client.JSONCodec.
+	// Codec encodes values into message bodies. A value that is a *client.Message is written
+	// unchanged. Default: client.JSONCodec.
 	Codec client.Codec
-	// Key, if not nil, returns the key of a value. A relay with OrderByKey publishes messages
-	// with the same key in order. An empty key means none. A key has at most 1,000 bytes
-	// of UTF-8 without NUL.
+	// Key returns the key of a value. A relay with [OrderByKey] publishes messages with the same
+	// key in order. An empty key means none. A key has at most 1,000 bytes of UTF-8 without NUL.
+	// Default: nil, no keys.
 	Key func(T) string
 }
 
 // maxKey bounds Key.
 const maxKey = 1000
 
-// Publish writes v to the outbox, in db's transaction. It returns the message-id, which is
-// made once and stays the same if a relay has to publish the message twice.
+// Publish writes v to the outbox, in db's transaction. It returns the message-id, which stays the
+// same if a relay publishes the message twice.
 //
-// edit is called on the message before it is checked. It sets properties, headers or
-// annotations. A nil edit is skipped. The message-id is random unless an edit sets one; it
-// must be a string.
+// Each edit is called on the message before it is checked, to set properties, headers, or
+// annotations. A nil edit is skipped. The message-id is random unless an edit sets one; it must
+// be a string.
 //
-// An *argument.Error says that nothing was written, because v can't be encoded or the
-// message can't be carried. Any other error is the database's.
+// After an *argument.Error nothing was written, because v can't be encoded or the message can't
+// be sent. Any other error is the database's.
 func (p Publisher[T]) Publish(ctx context.Context, db postgres.DB, v T, edit ...func(*client.Message)) (messageID string, err error) {
 	ids, err := p.write(ctx, db, []T{v}, oneByOne[T](edit))
 	if err != nil {
@@ -58,7 +58,7 @@ func (p Publisher[T]) Publish(ctx context.Context, db postgres.DB, v T, edit ...
 	return ids[0], nil
 }
 
-// oneByOne makes an edit of PublishAll's of Publish's.
+// oneByOne converts the edits of Publish to one for PublishAll.
 func oneByOne[T any](edit []func(*client.Message)) func(T, *client.Message) {
 	return func(_ T, m *client.Message) {
 		for _, e := range edit {
@@ -69,14 +69,14 @@ func oneByOne[T any](edit []func(*client.Message)) func(T, *client.Message) {
 	}
 }
 
-// PublishAll writes vs to the outbox in order, as Publish does, in few statements. If one
-// value can't be encoded nothing is written. It returns their message-ids.
+// PublishAll writes vs to the outbox in order, as [Publisher.Publish] does, in few statements. It
+// returns their message-ids. If one value can't be encoded, nothing is written.
 func (p Publisher[T]) PublishAll(ctx context.Context, db postgres.DB, vs []T, edit ...func(v T, m *client.Message)) (messageIDs []string, err error) {
 	return p.write(ctx, db, vs, edit...)
 }
 
-// atOnce is how many messages one statement writes, and bytesAtOnce how large they are
-// together. It may have 65,535 parameters and 1 GiB, which PostgreSQL holds in memory.
+// atOnce is how many messages one statement writes, and bytesAtOnce their total size. A statement
+// may have 65,535 parameters and 1 GiB, which PostgreSQL holds in memory.
 const (
 	atOnce      = 1000
 	bytesAtOnce = 16 << 20
@@ -116,7 +116,7 @@ type row struct {
 	id, address, key string
 }
 
-// rows encodes vs, and refuses what can't be written or carried.
+// rows encodes vs, and refuses values that can't be written or sent.
 func (p Publisher[T]) rows(db postgres.DB, vs []T, edit ...func(v T, m *client.Message)) ([]row, error) {
 	if err := refuse.NilDB(db); err != nil {
 		return nil, err
@@ -147,24 +147,24 @@ func (p Publisher[T]) rows(db postgres.DB, vs []T, edit ...func(v T, m *client.M
 			}
 		}
 		if r.message, err = m.MarshalBinary(); err != nil {
-			return nil, argument.New("value", fmt.Sprintf("%T", v), "can't be encoded as an AMQP message", "look at what the edit functions set").Because(err)
+			return nil, argument.New("value", fmt.Sprintf("%T", v), "can't be encoded as an AMQP message", "check the edit functions").Because(err)
 		}
 	}
 	return rows, nil
 }
 
-// message makes a message of v, with what every message of ours has.
+// message makes a message of v, with the properties that every message here has.
 func (p Publisher[T]) message(v T) (m *client.Message, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			m, err = nil, argument.New("value", fmt.Sprintf("%T", v), fmt.Sprintf("made the codec panic: %v", r), "fix the value's marshaller")
+			m, err = nil, argument.New("value", fmt.Sprintf("%T", v), fmt.Sprintf("made the codec panic: %v", r), "fix the value's marshaler")
 		}
 	}()
 	if given, ok := any(v).(*client.Message); ok {
 		if given == nil {
-			return nil, argument.New("message", nil, "is nil", "give a message, such as client.NewMessage(body)")
+			return nil, argument.New("message", nil, "is nil", "pass a message, such as client.NewMessage(body)")
 		}
-		// The edits and the address must not show in the caller's.
+		// The edits and the address must not change the caller's message.
 		m = new(*given)
 		m.Header = new(client.Header{Durable: true, Priority: 4})
 		if given.Header != nil {
@@ -202,11 +202,11 @@ func (p Publisher[T]) message(v T) (m *client.Message, err error) {
 // check returns the message-id and the address of a message that a relay can publish.
 func check(m *client.Message) (id, to string, err error) {
 	if m.Properties == nil || m.Properties.To == nil || *m.Properties.To == "" {
-		return "", "", argument.New("message Properties.To", nil, "is missing", "give an address, or set one with client.PublishTo")
+		return "", "", argument.New("message Properties.To", nil, "is missing", "pass an address, or set one with client.PublishTo")
 	}
 	id, ok := m.Properties.MessageID.(string)
 	if !ok || id == "" || !text(id) {
-		return "", "", argument.New("message Properties.MessageID", m.Properties.MessageID, "isn't a string of UTF-8 without NUL", "leave it out to have a random one")
+		return "", "", argument.New("message Properties.MessageID", m.Properties.MessageID, "isn't a string of UTF-8 without NUL", "leave it out for a random one")
 	}
 	if _, err := address.Parse(*m.Properties.To); err != nil {
 		return "", "", err
@@ -232,12 +232,12 @@ const columns = 4
 
 // insertion returns the statement that writes n messages.
 //
-// The transaction gets its number before the ids are taken, as a relay concludes from an
-// id that is missing that its transaction began before those that are visible. A CTE that
-// is materialised is complete before the next reads from it.
+// The transaction gets its number before the ids are assigned, because a relay concludes from a
+// missing id that its transaction began before those that are visible. A materialized CTE is
+// complete before the next reads from it.
 //
-// The last part wakes a relay that sleeps. A sleeping relay holds the lock, so that only
-// then does the statement notify: transactions that notify commit one after another.
+// The last part wakes a sleeping relay. A sleeping relay holds the lock, so the statement
+// notifies only then: transactions that notify commit one after another.
 func insertion(n int) string {
 	if n == 1 {
 		return insertOne
@@ -283,5 +283,5 @@ const (
 	lockSleep = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 1))` // a relay sleeps
 	lockOrder = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 2))` // shared: relays that don't keep the order
 	lockKeyed = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 3))` // shared: relays that do
-	lockDue   = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 5))` // a relay takes what is due
+	lockDue   = `(7525357070202399488 # ('hopback_outbox'::regclass::oid::bigint << 3 | 5))` // a relay moves due messages
 )

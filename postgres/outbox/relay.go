@@ -16,51 +16,51 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// Order says in which order a relay publishes.
+// Order is the order in which a relay publishes. See [RelayConfig.Order].
 type Order string
 
 const (
-	// OrderNone publishes many messages at once. Any number of relays share the work.
+	// OrderNone publishes many messages at once, in any order. Any number of relays share the
+	// work. It is the default.
 	OrderNone Order = "unordered"
-	// OrderByKey publishes messages with the same key in order, and one after another. One
-	// relay works, and the others stand by. They take over at once if its session with the
-	// database ends, and after 15 s if it stops renewing its lease. A message that can't be
-	// published now holds back those behind it with its key. Messages without a key aren't
-	// ordered.
+	// OrderByKey publishes messages with the same key in order, one after the other. One relay
+	// works, and the others stand by. They take over at once if its session with the database is
+	// lost, and after 15 s if it stops renewing its lease. A message that can't be published now
+	// delays later ones with its key. Messages without a key aren't ordered.
 	OrderByKey Order = "by-key"
 )
 
-// RelayConfig configures a Relay. The zero value is ready to use.
+// RelayConfig configures a [Relay]. The zero value is ready to use.
 type RelayConfig struct {
-	// Order is the order in which messages are published. Relays of one outbox must agree:
-	// one that doesn't waits until the others have ended. Default: Unordered.
+	// Order is the order in which messages are published. All relays of an outbox must use the
+	// same: one with another order waits until the others have stopped. Default: OrderNone.
 	Order Order
-	// Batch is how many messages are read and published together, up to 10,000. The relay
-	// also stops at 16 MiB; it reads a larger message alone. Messages that the broker
-	// doesn't accept get at most a tenth of each batch. Default: 1,000.
+	// Batch is how many messages are read and published together, up to 10,000. A batch is also
+	// limited to 16 MiB; a larger message is read alone. Messages that the broker doesn't accept
+	// get at most a tenth of each batch. Default: 1,000.
 	Batch int
-	// Workers is how many batches an unordered relay publishes at once, up to 64. Each
-	// takes a connection of the pool while it does. Default: 2.
+	// Workers is how many batches a relay with OrderNone publishes at once, up to 64. Each one
+	// needs a database connection during that time. Default: 2.
 	Workers int
-	// PollInterval is how long a relay waits at most before it looks for messages, if no
-	// notification wakes it. Default: 1 s.
+	// PollInterval is how long a relay waits at most before it reads again, if no notification
+	// wakes it. Default: 1 s.
 	PollInterval time.Duration
-	// PublishTimeout is how long a batch waits for the broker's answers. Messages without
-	// one then are published again. It also bounds how long a transaction of an unordered
-	// relay lasts: PostgreSQL ends one that is idle for 10 s more. Default: 10 s.
+	// PublishTimeout is how long a batch waits for the broker's confirmations. Messages without
+	// one are then published again. With OrderNone it also limits the duration of a transaction:
+	// PostgreSQL terminates one that is idle for 10 s longer. Default: 10 s.
 	PublishTimeout time.Duration
-	// SetAsideAfter is how long the relay retries a message that the broker doesn't accept:
-	// no queue is bound for it, its exchange is missing, a queue rejects it, the user may not
-	// write to its exchange, or its user-id is another user's. Then the relay moves it to
-	// hopback_outbox_set_aside. It moves messages that can never be published at once. A lost
-	// or refused connection or link doesn't count as a failed attempt. Default: 1 h, by the
+	// SetAsideAfter is how long the relay retries a message that the broker doesn't accept: no
+	// queue is bound for it, its exchange is missing, a queue rejects it, the user may not write
+	// to its exchange, or its user-id isn't the relay's user. Then the relay moves it to the
+	// table hopback_outbox_set_aside. Messages that can never be published are moved at once. A
+	// lost or refused connection or link doesn't count as a failed attempt. Default: 1 h, by the
 	// database's clock.
 	SetAsideAfter time.Duration
-	// Retry is the pause before a message is tried again that the broker didn't take. It
+	// Retry is the pause before the relay tries a message again that the broker didn't accept. It
 	// doubles with each failure, up to a minute. Default: 1 s.
 	Retry time.Duration
-	// Logger receives messages set aside, and errors of the database that the relay
-	// survives. Default: slog.Default().
+	// Logger logs messages that are set aside, and database errors after which the relay
+	// continues. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -110,7 +110,7 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	return c, nil
 }
 
-// Relay publishes what transactions have committed to the outbox. See NewRelay.
+// Relay publishes committed messages of the outbox. Make one with [NewRelay].
 type Relay struct {
 	pool *pgxpool.Pool
 	conn *client.Conn
@@ -121,35 +121,36 @@ type Relay struct {
 
 	segments *segments
 	sweeps   sweeps
-	again    turns // to read those that the broker didn't take before
+	again    turns // to read messages that the broker didn't accept before
 	waits    *waits
 	gates    *gates
 	signers  *signers
-	lonely   chan struct{} // the right to publish on a link of one's own
+	lonely   chan struct{} // slots for publishing on a separate link
 	epoch    int64         // of the last lease; 0: none. Only lead uses it
 	// more wakes an idle worker, because another has found a whole batch.
 	more chan struct{}
 	// notified wakes the worker that sleeps.
 	notified chan struct{}
-	sleeper  chan struct{} // the right to be that worker
+	sleeper  chan struct{} // permission to be that worker
 	// scheduled wakes handOver.
 	scheduled chan struct{}
 
 	published, setAside atomic.Int64
 }
 
-// NewRelay returns a relay for the outbox in pool's database, whose tables Migrate has
-// created. A relay opens connections by pool's configuration, with its BeforeConnect and
-// AfterConnect. They don't count towards its MaxConns: Workers and three more if the relay is
-// Unordered, and six with OrderByKey.
+// NewRelay returns a relay for the outbox in pool's database. Create the tables with
+// [postgres.Migrate] first. Then call [Relay.Run]. The error is an *argument.Error. NewRelay
+// sends nothing to the database.
 //
-// The error is an *argument.Error. Nothing is asked of the database before Run.
+// The relay opens connections with pool's configuration, including BeforeConnect and
+// AfterConnect. They don't count toward pool's MaxConns: with OrderNone there are Workers plus
+// three, and with OrderByKey six.
 func NewRelay(pool *pgxpool.Pool, conn *client.Conn, cfg RelayConfig) (*Relay, error) {
 	if pool == nil {
-		return nil, argument.New("pool", nil, "is nil", "give a pool of pgxpool.New")
+		return nil, argument.New("pool", nil, "is nil", "pass a pool from pgxpool.New")
 	}
 	if conn == nil {
-		return nil, argument.New("conn", nil, "is nil", "give a connection of client.Connect")
+		return nil, argument.New("conn", nil, "is nil", "pass a connection from client.Connect")
 	}
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -166,26 +167,27 @@ func NewRelay(pool *pgxpool.Pool, conn *client.Conn, cfg RelayConfig) (*Relay, e
 	return r, nil
 }
 
-// RelayStats counts what a Relay has done.
+// RelayStats counts the messages of a [Relay].
 type RelayStats struct {
-	// Published is how many messages the broker has accepted and the outbox has deleted.
+	// Published is how many messages the broker has accepted and the relay has deleted.
 	Published int64
-	// SetAside is how many were moved to hopback_outbox_set_aside.
+	// SetAside is how many messages were moved to hopback_outbox_set_aside.
 	SetAside int64
 }
 
-// Stats returns what the relay has done since NewRelay.
+// Stats returns the counts since NewRelay.
 func (r *Relay) Stats() RelayStats {
 	return RelayStats{Published: r.published.Load(), SetAside: r.setAside.Load()}
 }
 
-// Run publishes until ctx ends. Then it finishes the batches in flight and returns nil. It
-// survives the loss of the database and of the broker, and retries for as long as it runs. It
-// returns an error if the outbox has no tables, or if the user lacks the rights to them.
+// Run publishes messages until ctx is canceled. Then it finishes the batches in flight and
+// returns nil. If the database or the broker is lost, it reconnects and continues.
 //
-// Every wait for the database is bounded. If the database doesn't answer a statement for 22 s,
-// Run logs that and reconnects. It returns within 25 s after ctx has ended, whatever the
-// database and the broker do, or later if PublishTimeout is longer than 10 s.
+// Run returns an error if the outbox has no tables, or if the user lacks permissions on them.
+//
+// Every wait for the database is limited. If the database doesn't answer a statement for 22 s,
+// Run logs that and reconnects. After ctx is canceled, Run returns within 25 s, even if the
+// database and the broker don't answer, or later if PublishTimeout is longer than 10 s.
 func (r *Relay) Run(ctx context.Context) error {
 	p, err := client.NewPublisher[*client.Message](ctx, r.conn, address.Address{}, client.PublisherConfig{Pending: r.cfg.Batch})
 	if err != nil {
@@ -204,7 +206,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	start := func(what string, step func(context.Context) error) {
 		all.Go(func() {
-			if err := r.forever(ctx, what, step); err != nil {
+			if err := r.repeat(ctx, what, step); err != nil {
 				stop(err)
 			}
 		})
@@ -226,9 +228,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// forever runs step again with a pause for as long as it fails. It returns an error if
-// another attempt would fail, too.
-func (r *Relay) forever(ctx context.Context, what string, step func(context.Context) error) error {
+// repeat repeats step, with a pause after each error. It returns an error if another attempt
+// would fail, too.
+func (r *Relay) repeat(ctx context.Context, what string, step func(context.Context) error) error {
 	const least, most = 50 * time.Millisecond, 5 * time.Second
 	pause := least
 	for {
@@ -244,7 +246,7 @@ func (r *Relay) forever(ctx context.Context, what string, step func(context.Cont
 			pause = least
 		}
 		if err != nil {
-			r.log.Warn("outbox: the relay tries again", "part", what, "in", pause, "error", err)
+			r.log.Warn("outbox: a part of the relay failed and is tried again", "part", what, "in", pause, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -255,8 +257,8 @@ func (r *Relay) forever(ctx context.Context, what string, step func(context.Cont
 	}
 }
 
-// awaitBroker waits until the broker accepts messages, so that nothing is read, and no
-// transaction held, while it doesn't.
+// awaitBroker waits until the broker accepts messages, so that in the meantime nothing is read
+// and no transaction is open.
 func (r *Relay) awaitBroker(ctx context.Context, p *client.Publisher[*client.Message]) error {
 	for {
 		_, blocked := p.Blocked()

@@ -20,8 +20,8 @@ type record struct {
 	message []byte // nil once it is decoded, or if the row is only parked
 	address string
 	key     *string
-	// failedFor is how long ago the first attempt has failed, by the database's clock, on
-	// both ends of that time; nil: none has.
+	// failedFor is the time since the first failed attempt, by the database's clock; nil: none
+	// has failed.
 	failedFor *float64
 	parked    bool
 
@@ -45,8 +45,8 @@ FROM (SELECT *, sum(size) OVER (ORDER BY id) - size AS ahead
 WHERE ahead < ` + limit + ` ORDER BY id`
 }
 
-// notAmong is a condition on a column: an array doesn't have its value. PostgreSQL makes a hash
-// table of a query's rows, but compares with a parameter's values one by one.
+// notAmong is a condition on a column: an array doesn't contain its value. PostgreSQL makes a
+// hash table of a query's rows, but compares with a parameter's values one by one.
 func notAmong(array string) string { return "NOT IN (SELECT unnest(" + array + "))" }
 
 // decode decodes what Publish has encoded.
@@ -66,7 +66,7 @@ func (rec *record) decode() error {
 	return nil
 }
 
-// outcome is what became of a batch.
+// outcome is the result of a batch.
 type outcome struct {
 	accepted []*record
 	failed   []*failure
@@ -74,7 +74,7 @@ type outcome struct {
 	link error
 }
 
-// err is why the relay should pause, or nil.
+// err returns why the relay should pause, or nil.
 func (o *outcome) err() error {
 	if o.link == nil {
 		return nil
@@ -82,35 +82,35 @@ func (o *outcome) err() error {
 	return fmt.Errorf("outbox: the broker refuses the relay's link: %w", o.link)
 }
 
-// failure is a message that the broker didn't take.
+// failure is a message that the broker didn't accept.
 type failure struct {
 	rec   *record
 	err   error
 	is    verdict
 	final bool // there is no other attempt
-	// alone says that the message is tried on a separate link the next time.
+	// alone reports that the next attempt uses a separate link.
 	alone bool
 }
 
-// verdict is what the result of publishing a message says of it.
+// verdict is what the result of publishing a message means for it.
 type verdict int
 
 const (
 	verdictAccepted verdict = iota
 	// unfit: it can never be published.
 	verdictUnfit
-	// untaken: the broker doesn't take it now.
+	// untaken: the broker doesn't accept it now.
 	verdictUntaken
-	// forbidden: the broker has ended the session over it.
+	// forbidden: the broker has closed the session because of it.
 	verdictForbidden
-	// missigned: its user-id is another user's. That says nothing of its address.
+	// missigned: its user-id is another user's. That says nothing about its address.
 	verdictMissigned
-	// unknown: the result says nothing of the message. It stays, and is published again.
+	// unknown: the result says nothing about the message. It stays, and is published again.
 	verdictUnknown
 )
 
-// judge returns what a result says. A message's own faults are final. What is missing on the
-// broker, or refused there, can come back.
+// judge returns what a result means. A message's own faults are final. Missing resources or
+// refusals of the broker may be temporary.
 func judge(err error) verdict {
 	var bad *argument.Error
 	var of *client.Error
@@ -125,8 +125,8 @@ func judge(err error) verdict {
 		errors.Is(err, client.ErrRefused) && !client.SafeToRetry(err):
 		return verdictUntaken
 	case errors.Is(err, client.ErrOutcomeUnknown) && errors.As(err, &of) && of.Condition != "" && !errors.As(of.Err, new(*client.Error)):
-		// The broker has ended the link three times when it got this message, and didn't
-		// just refuse another link.
+		// The broker has closed the link three times after it got this message, and didn't just
+		// refuse another link.
 		return verdictForbidden
 	}
 	return verdictUnknown
@@ -139,7 +139,7 @@ func (o *outcome) note(rec *record, err error) verdict {
 	case verdictAccepted:
 		o.accepted = append(o.accepted, rec)
 	case verdictUnknown:
-		// What is about the relay's link is no message's fault.
+		// An error of the relay's link is no message's fault.
 		if errors.Is(err, client.ErrUnauthorized) || errors.Is(err, client.ErrRefused) || errors.Is(err, client.ErrSessionLimit) {
 			o.link = err
 		}
@@ -149,11 +149,11 @@ func (o *outcome) note(rec *record, err error) verdict {
 	return is
 }
 
-// goesOn reports whether the messages behind one with the same key may be published: it was
+// continues reports whether later messages with the same key may be published: this one was
 // accepted, or is set aside.
-func (is verdict) goesOn() bool { return is == verdictAccepted || is == verdictUnfit }
+func (is verdict) continues() bool { return is == verdictAccepted || is == verdictUnfit }
 
-// decide gives up what has failed for long.
+// decide sets aside messages that have failed for too long.
 func (o *outcome) decide(after time.Duration) {
 	for _, f := range o.failed {
 		f.final = f.final || f.rec.failedFor != nil && *f.rec.failedFor >= after.Seconds()
@@ -168,7 +168,7 @@ func (o *outcome) join(other outcome) {
 	}
 }
 
-// lonely is how many messages are tried on links of their own at once.
+// lonely is how many messages are tried on separate links at once.
 const lonely = 4
 
 // way is how a record is published.
@@ -178,8 +178,8 @@ const (
 	wayTogether way = iota
 	wayNotNow
 	wayAlone     // on a separate link
-	wayTryGate   // as alone, on behalf of all with its address
-	wayTrySigner // as alone, on behalf of all with its user-id
+	wayTryGate   // like alone, for all messages with its address
+	wayTrySigner // like alone, for all messages with its user-id
 )
 
 // choose returns how a record is published.
@@ -209,7 +209,7 @@ func (r *Relay) choose(rec *record) (way, error) {
 	return wayTogether, nil
 }
 
-// publishAll publishes records side by side.
+// publishAll publishes records in parallel.
 func (r *Relay) publishAll(ctx context.Context, p *client.Publisher[*client.Message], recs []*record) outcome {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.PublishTimeout)
 	defer cancel()
@@ -252,8 +252,8 @@ func (r *Relay) publishAll(ctx context.Context, p *client.Publisher[*client.Mess
 	return o
 }
 
-// publishOne publishes a record and waits for the answer. It reports whether those behind
-// it may be published.
+// publishOne publishes a record and waits for the confirmation. It reports whether later ones
+// with its key may be published.
 func (r *Relay) publishOne(ctx context.Context, p *client.Publisher[*client.Message], rec *record, o *outcome) bool {
 	way, err := r.choose(rec)
 	switch {
@@ -265,10 +265,10 @@ func (r *Relay) publishOne(ctx context.Context, p *client.Publisher[*client.Mess
 	default:
 		err = r.try(ctx, rec, way)
 	}
-	return r.note(o, rec, err).goesOn()
+	return r.note(o, rec, err).continues()
 }
 
-// note files the result of a record. If the broker forbids the message, the next one like it
+// note files the result of a record. If the broker forbids the message, the next similar one
 // shows what is to blame.
 func (r *Relay) note(o *outcome, rec *record, err error) verdict {
 	is := o.note(rec, err)

@@ -8,14 +8,13 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// depth is how many batches of a relay that keeps the order are under way.
+// depth is how many batches of a relay that keeps the order are in flight.
 const depth = 2
 
 // lead is a relay that keeps the order of each key. It works while it has the lock.
 //
-// One read sees all committed messages of a key, in the order of their ids. A key whose
-// messages are under way, or which waits because one of them failed, is left out of the
-// reads until that is over.
+// One read sees all committed messages of a key, in the order of their ids. Reads leave out a key
+// while its messages are in flight, or while it waits because one of them failed.
 func (r *Relay) lead(ctx context.Context, p *client.Publisher[*client.Message]) error {
 	keeping, err := r.open(ctx)
 	if err != nil {
@@ -53,7 +52,7 @@ func (r *Relay) lead(ctx context.Context, p *client.Publisher[*client.Message]) 
 		n, err := l.batch(ctx)
 		if err == nil && n == 0 {
 			if l.open() > 0 {
-				// What is left may be behind what is in flight.
+				// The rest may be waiting for what is in flight.
 				select {
 				case <-l.freed:
 				case <-ctx.Done():
@@ -71,7 +70,7 @@ func (r *Relay) lead(ctx context.Context, p *client.Publisher[*client.Message]) 
 	}
 }
 
-// leader is a term of lead.
+// leader is one term of lead.
 type leader struct {
 	r        *Relay
 	p        *client.Publisher[*client.Message]
@@ -81,7 +80,7 @@ type leader struct {
 	settle   sync.Mutex // held with settling
 	cancel   context.CancelCauseFunc
 	batches  sync.WaitGroup
-	freed    chan struct{} // a batch has ended
+	freed    chan struct{} // a batch is finished
 	floor    floor
 
 	mu    sync.Mutex
@@ -110,7 +109,7 @@ func (l *leader) excluded() (ids []int64, keys []string) {
 	return ids, keys
 }
 
-// batch reads a batch and begins to publish it. It returns how many messages it has read.
+// batch reads a batch and starts to publish it. It returns how many messages it has read.
 func (l *leader) batch(ctx context.Context) (int, error) {
 	for l.open() >= depth {
 		select {
@@ -146,13 +145,13 @@ func (l *leader) batch(ctx context.Context) (int, error) {
 	return len(recs) + parked, nil
 }
 
-// take reads new messages, and a share of those that wait. What has failed before, and what
-// is for an address that the broker takes nothing for, is parked: it is read without the
-// message, waits, and holds back what is behind it with its key.
+// take reads new messages, and a share of the waiting ones. Messages that failed before, and
+// messages to an address that the broker accepts nothing for, are parked: they are read without
+// their content, wait, and delay later messages with the same key.
 func (l *leader) take(ctx context.Context, segs string) (recs []*record, parked int, err error) {
 	closed, poisons := l.r.gates.closed(), l.r.gates.isolated()
-	// What is in flight is asked before the read: a batch deletes its messages before it
-	// gives its keys free.
+	// The messages in flight are listed before the read: a batch deletes its messages before it
+	// releases its keys.
 	ids, keys := l.excluded()
 	const columns = "SELECT id, message, address, key, failed_since, "
 	fresh, err := all(ctx, l.s, scanRecord, bounded(columns+`(failed_since IS NOT NULL OR address = ANY($1) OR address = ANY($2)) AS parked FROM hopback_outbox
@@ -216,7 +215,7 @@ func (l *leader) run(ctx context.Context, segs string, recs []*record) {
 	wake(l.freed)
 }
 
-// finish settles a batch that was published, even if ctx has ended.
+// finish settles a published batch, even if ctx is done.
 func (l *leader) finish(ctx context.Context, segs string, o *outcome) error {
 	l.settle.Lock()
 	defer l.settle.Unlock()
@@ -243,8 +242,8 @@ func (l *leader) finish(ctx context.Context, segs string, o *outcome) error {
 // chains is how many keys with several messages are published at once.
 const chains = 128
 
-// publish publishes the first message of each key at once, and each further one when
-// that before it is accepted. Behind a failure the rest of the key is left for later.
+// publish publishes the first message of each key at once, and each further one when the one
+// before is accepted. After a failure the rest of the key is left for later.
 func (l *leader) publish(ctx context.Context, recs []*record) outcome {
 	byKey := map[string][]*record{}
 	for _, rec := range recs {
@@ -292,22 +291,22 @@ func (l *leader) publish(ctx context.Context, recs []*record) outcome {
 	return o
 }
 
-// floor is an id up to which no message is left and none will appear. A read that begins
-// there passes over fewer deleted rows.
+// floor is an id below which no message is left and none will appear. A read that starts there
+// skips fewer deleted rows.
 type floor struct {
 	id int64
-	// next becomes id when every transaction before limit has ended, and nothing up to it
+	// next becomes id when every transaction before limit has finished, and no message up to it
 	// is left.
 	next  int64
 	limit int64 // a transaction's number; 0: there is no next
 }
 
-// rise raises the floor, if that can be done now.
+// rise raises the floor, if that is possible now.
 //
-// A transaction gets its number before it takes an id. So all ids up to last_value belong
-// to transactions below a number that is assigned afterwards. When these have ended, all
-// messages up to it are visible or will never be. The snapshot's xmax wouldn't do as that
-// number: it is behind the transactions that have ended, not behind those that run.
+// A transaction gets its number before it gets an id. So all ids up to last_value belong to
+// transactions below a number that is assigned afterwards. When these have finished, all messages
+// up to it are visible or never will be. The snapshot's xmax wouldn't do as that number: it is
+// above the finished transactions, not above the running ones.
 func (f *floor) rise(ctx context.Context, s *session) error {
 	if f.limit == 0 {
 		if err := s.one(ctx, []any{&f.next}, "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM hopback_outbox_id"); err != nil {

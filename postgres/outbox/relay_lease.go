@@ -10,13 +10,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lease is the right to keep the order of keys. Each leader has an epoch. It settles a batch
-// only while that is the current one, and locks it until then: so what a relay does that
-// was stopped, or cut off, has no effect on the table once another has taken over.
+// lease is the right to keep the order of keys. Each leader has an epoch. It settles a batch only
+// while that is the current one, and locks it until then: so a relay that was stopped or
+// disconnected can't change the table once another has taken over.
 //
-// A leader holds an advisory lock of its epoch, too. A standby that gets it knows that the leader's
-// session is gone, and takes over at once. Otherwise the others wait until the leader's beat has
-// stood still for long enough, by their own clocks.
+// A leader also holds an advisory lock of its epoch. A standby that gets it knows that the
+// leader's session is gone, and takes over at once. Otherwise the others wait until the leader
+// hasn't renewed its lease for long enough, by their own clocks.
 type lease struct {
 	s       *session
 	epoch   int64
@@ -28,7 +28,7 @@ func lockEpoch(epoch string) string {
 	return "hashtextextended('hopback_outbox ' || 'hopback_outbox'::regclass::oid || ' ' || " + epoch + ", 0)"
 }
 
-var errLease = errors.New("another relay leads now")
+var errLease = errors.New("another relay has taken over")
 
 // awaitLease waits until this relay leads.
 func (r *Relay) awaitLease(ctx context.Context, s *session) (*lease, error) {
@@ -52,7 +52,7 @@ func (r *Relay) awaitLease(ctx context.Context, s *session) (*lease, error) {
 			epoch, beat, since = e, b, time.Now()
 		}
 		silent := asked.Sub(since)
-		// The relay's own last term has ended, even if the server still holds its session.
+		// The relay's previous term is over, even if the server still holds its session.
 		gone = gone || e == r.epoch
 		if gone || silent >= r.limits.lease*3/2 {
 			l := &lease{s: s}

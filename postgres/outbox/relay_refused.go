@@ -6,17 +6,18 @@ import (
 	"time"
 )
 
-// gates hold the messages to addresses that the broker takes none for.
+// gates delay the messages to addresses that the broker accepts none for.
 //
-// RabbitMQ ends the session of a message that it forbids, with all that is in flight on it,
-// and the client needs a second to find out which message it was. The reason may be the
-// message's own, or its address, to which the user may not write. So the next other message to the address is tried alone, on a separate link, while the rest
-// waits. If the broker accepts it, the first message alone was to blame. If not, the address
-// is: one message at a time tries it from then on, with pauses.
+// RabbitMQ closes the session of a forbidden message, with everything in flight on it, and the
+// client needs a second to find out which message it was. The reason may be the message itself,
+// or its address, to which the user may not write. So the next other message to the address is
+// tried alone, on a separate link, while the rest waits. If the broker accepts it, the first
+// message alone was to blame. If not, the address is: from then on, one message at a time tries
+// it, with pauses.
 //
-// An address whose messages have no queue costs no session. But many such messages would take
-// up the relay's time. So an address that took none of several messages in a batch is
-// suspected: its messages get no more than a share of each batch until it takes one.
+// An address whose messages have no queue costs no session. But many such messages would take up
+// the relay's time. So an address that accepted none of several messages in a batch is isolated:
+// its messages get no more than a share of each batch until it accepts one.
 type gates struct {
 	first time.Duration // the pause before the first try
 	log   *slog.Logger
@@ -38,7 +39,7 @@ type gate struct {
 // toBlame reports whether more than one message to the address was refused.
 func (g *gate) toBlame() bool { return len(g.culprits) > 1 }
 
-// closed returns the addresses that no message is to be tried for now.
+// closed returns the addresses that no message should be tried for now.
 func (a *gates) closed() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -62,7 +63,7 @@ func (a *gates) isolated() []string {
 	return list
 }
 
-// gateState is how an address is that the broker takes nothing for.
+// gateState is the state of an address that the broker accepts nothing for.
 type gateState int
 
 const (
@@ -84,7 +85,7 @@ func (a *gates) states() map[string]gateState {
 	return all
 }
 
-// blames reports whether an address is to blame for what is refused there.
+// blames reports whether an address is to blame for refused messages.
 func (a *gates) blames(to string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -92,7 +93,7 @@ func (a *gates) blames(to string) bool {
 	return g != nil && g.toBlame()
 }
 
-// ask says whether a message to an address waits, or tries it, after which tried is called.
+// ask reports whether a message to an address waits, or tries it, after which tried is called.
 func (a *gates) ask(to string) (waits, tries bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -107,7 +108,7 @@ func (a *gates) ask(to string) (waits, tries bool) {
 	return false, true
 }
 
-// tried is called with what became of a message that has tried an address.
+// tried is called with the result of a message that has tried an address.
 func (a *gates) tried(to string, id int64, is verdict, err error) {
 	a.mu.Lock()
 	g := a.of[to]
@@ -133,7 +134,7 @@ func (a *gates) tried(to string, id int64, is verdict, err error) {
 	}
 }
 
-// refuse notes that the broker has ended the session over a message, whose own fault it
+// refuse notes that the broker has closed the session because of a message, whose own fault it
 // may be.
 func (a *gates) refuse(to string, id int64, err error) {
 	a.mu.Lock()
@@ -152,18 +153,18 @@ func (a *gates) refuse(to string, id int64, err error) {
 func (a *gates) blame(to string, g *gate, id int64, err error) {
 	g.err, g.culprits[id] = err, true
 	if !g.toBlame() {
-		return // the next message to it tells
+		return // the next message to it shows
 	}
 	if len(g.culprits) == 2 {
 		a.waits.gated(to)
 	}
 	g.pause = min(max(2*g.pause, a.first), max(maxRetry, a.first))
 	g.due = time.Now().Add(g.pause)
-	a.log.Warn("outbox: the broker takes nothing for an address; its messages wait", "address", to, "tried again in", g.pause, "error", err)
+	a.log.Warn("outbox: the broker accepts nothing for an address; its messages wait", "address", to, "tried again in", g.pause, "error", err)
 }
 
-// learn suspects the addresses that took none of several messages of a batch, and no longer
-// those that took one.
+// learn isolates addresses that accepted none of several messages of a batch, and releases those
+// that accepted one.
 func (a *gates) learn(o *outcome) {
 	failed := map[string]int{}
 	for _, f := range o.failed {
@@ -191,11 +192,11 @@ func (a *gates) learn(o *outcome) {
 	}
 }
 
-// signers are the users in the messages' user-ids. RabbitMQ ends the link or the session of a
-// message whose user-id isn't that of the relay's user, unless that has the tag impersonator.
-// The client then fails that message alone, with ErrUserID, but it sends again what was in
-// flight beside it, and RabbitMQ may have stored some of that. So the first message with a
-// user-id is tried on a separate link, and one at a time while the broker refuses it.
+// signers are the users in the messages' user-ids. RabbitMQ closes the link or the session of a
+// message whose user-id isn't the relay's user, unless that has the tag impersonator. The client
+// then fails that message alone, with ErrUserID, but it sends again what was in flight at the
+// same time, and RabbitMQ may have stored some of that. So the first message with a user-id is
+// tried on a separate link, and one at a time while the broker refuses it.
 type signers struct {
 	first time.Duration
 	log   *slog.Logger
@@ -212,7 +213,7 @@ type signer struct {
 	trying bool
 }
 
-// ask says whether a message with a user-id waits, or tries it, after which tried is called.
+// ask reports whether a message with a user-id waits, or tries it, after which tried is called.
 // refused is why the broker refuses it.
 func (a *signers) ask(user string) (waits, tries bool, refused error) {
 	a.mu.Lock()
@@ -242,7 +243,7 @@ func (a *signers) ok(user string) bool {
 	return s != nil && s.known && s.err == nil
 }
 
-// tried is called with what became of a message with a user-id.
+// tried is called with the result of a message with a user-id.
 func (a *signers) tried(user string, is verdict, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

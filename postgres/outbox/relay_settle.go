@@ -5,10 +5,10 @@ import (
 	"errors"
 )
 
-// settle deletes what was accepted, moves what failed for good, and marks the rest of what
-// failed. segs are the segments that the batch was read from. What the database refuses of
-// the last two leaves those messages as they are, and doesn't undo the deletion: what was
-// accepted would be published again.
+// settle deletes accepted messages, moves those that failed for good, and marks the others that
+// failed. segs are the segments that the batch was read from. If the database refuses one of the
+// last two, those messages stay unchanged, and the deletion isn't undone: accepted messages would
+// be published again.
 func (r *Relay) settle(ctx context.Context, t *transaction, segs string, o *outcome) error {
 	if len(o.accepted) > 0 {
 		if _, err := t.exec(ctx, "DELETE FROM hopback_outbox WHERE segment IN ("+segs+") AND id = ANY($1)", idsOf(o.accepted)); err != nil {
@@ -27,7 +27,7 @@ func (r *Relay) settle(ctx context.Context, t *transaction, segs string, o *outc
 			for _, f := range final {
 				f.final = false
 			}
-			r.log.Error("outbox: messages can't be set aside, and stay in hopback_outbox; trying again", "messages", len(final), "first", final[0].err, "error", err)
+			r.log.Error("outbox: messages couldn't be set aside and stay in hopback_outbox; trying again", "messages", len(final), "first", final[0].err, "error", err)
 		} else if err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (r *Relay) settle(ctx context.Context, t *transaction, segs string, o *outc
 		return err
 	})
 	if refused := (&refusedError{}); errors.As(err, &refused) {
-		r.log.Error("outbox: messages that the broker doesn't accept can't be marked; trying again", "messages", len(ids), "error", err)
+		r.log.Error("outbox: messages that the broker doesn't accept couldn't be marked; trying again", "messages", len(ids), "error", err)
 		return nil
 	}
 	return err
@@ -65,8 +65,8 @@ FROM gone g JOIN unnest($1::bigint[], $2::text[]) AS f (id, reason) ON f.id = g.
 	return err
 }
 
-// setAsideRest moves the messages that have waited for as long behind one that is set aside,
-// since the broker refuses all to their address, and that weren't tried.
+// setAsideRest moves the untried messages that have waited as long as one that is set aside,
+// since the broker refuses all to their address.
 func (r *Relay) setAsideRest(ctx context.Context, s *session, segs string, o *outcome) error {
 	done := map[string]bool{}
 	for _, f := range o.failed {
@@ -91,20 +91,20 @@ SELECT id, message, message_id, address, key, created_at, coalesce(failed_since,
 				break
 			}
 			r.setAside.Add(n)
-			r.log.Error("outbox: messages to an address that the broker refuses were set aside in hopback_outbox_set_aside", "messages", n, "address", f.rec.address, "error", f.err)
+			r.log.Error("outbox: the broker refuses messages to an address; they were moved to hopback_outbox_set_aside. Fix the cause, then return them as docs/outbox.md describes", "messages", n, "address", f.rec.address, "error", f.err)
 		}
 	}
 	return nil
 }
 
-// settled counts what settle has done, once it is committed.
+// settled counts the work of settle, once it is committed.
 func (r *Relay) settled(o *outcome) {
 	waits, first := 0, error(nil)
 	for _, f := range o.failed {
 		if f.final {
 			r.setAside.Add(1)
 			r.waits.forget(f.rec.id)
-			r.log.Error("outbox: a message was set aside in hopback_outbox_set_aside", "id", f.rec.id, "error", f.err)
+			r.log.Error("outbox: a message can't be published and was moved to hopback_outbox_set_aside. Fix the cause, then return it as docs/outbox.md describes", "id", f.rec.id, "error", f.err)
 			continue
 		}
 		if f.rec.failedFor == nil {
@@ -116,7 +116,7 @@ func (r *Relay) settled(o *outcome) {
 		r.waits.later(f, r.cfg.Retry)
 	}
 	if waits > 0 {
-		r.log.Warn("outbox: the broker doesn't take messages; they wait, and are tried again", "messages", waits, "for", r.cfg.SetAsideAfter, "first", first)
+		r.log.Warn("outbox: the broker doesn't accept messages; they wait, and the relay tries again", "messages", waits, "for", r.cfg.SetAsideAfter, "first", first)
 	}
 	r.waits.forget(idsOf(o.accepted)...)
 	r.gates.learn(o)

@@ -8,8 +8,8 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// share is a worker of an unordered relay: a batch after the other, each in a transaction
-// that locks its rows, so that no other worker and no other relay reads them.
+// share is a worker of an unordered relay. It publishes one batch after the other, each in a
+// transaction that locks its rows, so that no other worker and no other relay reads them.
 func (r *Relay) share(ctx context.Context, p *client.Publisher[*client.Message]) error {
 	s, err := r.open(ctx)
 	if err != nil {
@@ -33,7 +33,7 @@ func (r *Relay) share(ctx context.Context, p *client.Publisher[*client.Message])
 	}
 }
 
-// batch publishes one batch, and returns how many messages it has dealt with.
+// batch publishes one batch, and returns how many messages it has handled.
 func (r *Relay) batch(ctx context.Context, s *session, p *client.Publisher[*client.Message]) (int, error) {
 	if err := r.awaitBroker(ctx, p); err != nil {
 		return 0, err
@@ -53,7 +53,7 @@ func (r *Relay) batch(ctx context.Context, s *session, p *client.Publisher[*clie
 	}
 	o := r.publishAll(ctx, p, recs)
 	o.decide(r.cfg.SetAsideAfter)
-	// A batch that was published is settled even if ctx ends.
+	// A published batch is settled even if ctx is done.
 	settling, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.limits.settle)
 	defer cancel()
 	if err := r.settle(settling, t, segs, &o); err != nil {
@@ -69,8 +69,8 @@ func (r *Relay) batch(ctx context.Context, s *session, p *client.Publisher[*clie
 	return len(o.accepted) + len(o.failed), o.err()
 }
 
-// take reads and locks a batch: new messages, and a share of those that the broker didn't
-// take before, or doesn't take others of.
+// take reads and locks a batch: new messages, and a share of those that the broker didn't accept
+// before, or whose address accepts no others.
 func (r *Relay) take(ctx context.Context, t *transaction, segs string) ([]*record, error) {
 	closed, poisons := r.gates.closed(), r.gates.isolated()
 	const columns = "SELECT id, message, address, key, failed_since, false AS parked FROM hopback_outbox WHERE segment IN ("
@@ -118,8 +118,8 @@ func (r *Relay) full(recs []*record) bool {
 	return len(recs) >= r.cfg.Batch || size >= r.limits.bytes
 }
 
-// turns makes a read the more rarely the longer it takes: it passes over many deleted rows
-// that can't be removed, for instance.
+// turns makes a read rarer the longer it takes, for example because it skips many deleted rows
+// that can't be removed.
 type turns struct {
 	mu  sync.Mutex
 	due time.Time
@@ -141,17 +141,17 @@ func (t *turns) take() (done func(), mine bool) {
 	}, true
 }
 
-// sweeps says where the next read begins. Most begin behind the last message that was
-// read, and so pass over no deleted row. Now and then one begins at the start, and finds
-// messages of transactions that have committed late.
+// sweeps decides where the next read starts. Most start after the last message that was read, and
+// so skip no deleted rows. From time to time one starts at the beginning, and finds messages of
+// transactions that committed late.
 type sweeps struct {
 	turns turns
 	mu    sync.Mutex
 	floor int64 // the highest id that was read
 }
 
-// begin returns the id that the read begins behind. done is called with the highest id
-// that was read.
+// begin returns the id after which the read starts. done is called with the highest id that was
+// read.
 func (s *sweeps) begin() (from int64, done func(last int64)) {
 	swept, mine := s.turns.take()
 	s.mu.Lock()

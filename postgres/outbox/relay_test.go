@@ -59,8 +59,8 @@ func TestWhatIsCommittedIsPublishedAndWhatIsRolledBackIsNot(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, tx.Commit())
 			assert.Equal(t, []string{`"committed"`, `"by database/sql"`}, got.Await(t, 2))
-			require.Eventually(t, func() bool { return left(t, pool) == 0 }, time.Minute, 5*time.Millisecond)
-			assert.Eventually(t, func() bool { return relay.Stats() == outbox.RelayStats{Published: 2} }, time.Minute, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 3*time.Minute, 5*time.Millisecond)
+			assert.Eventually(t, func() bool { return relay.Stats() == outbox.RelayStats{Published: 2} }, 3*time.Minute, 5*time.Millisecond)
 		})
 	}
 }
@@ -164,9 +164,9 @@ func TestMessagesOfAKeyKeepTheirOrder(t *testing.T) {
 			}
 		}()
 	}
-	// The relay's connection is cut meanwhile, and the relay replaced.
+	// During that, the relay's connection is cut, and the relay replaced.
 	for cut := range 5 {
-		require.Eventually(t, func() bool { return relay.Stats().Published > int64(100*cut) }, 30*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return relay.Stats().Published > int64(100*cut) }, 3*time.Minute, time.Millisecond)
 		for _, c := range b.Connections() {
 			c.Cut()
 		}
@@ -176,7 +176,7 @@ func TestMessagesOfAKeyKeepTheirOrder(t *testing.T) {
 	for range writers * each {
 		require.NoError(t, <-ended)
 	}
-	require.Eventually(t, func() bool { return left(t, pool) == 0 }, 60*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return left(t, pool) == 0 }, 3*time.Minute, 10*time.Millisecond)
 
 	var want int
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT sum(n) FROM accounts").Scan(&want))
@@ -225,7 +225,7 @@ func TestMessageThatCannotBePublishedIsSetAside(t *testing.T) {
 				send(address.Queue("orders"), fmt.Sprint("good ", i))
 			}
 			got.Await(t, 50)
-			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 30*time.Second, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 3*time.Minute, 10*time.Millisecond)
 			rows, err := pool.Query(t.Context(), "SELECT coalesce(key, 'large'), reason FROM hopback_outbox_set_aside")
 			require.NoError(t, err)
 			reasons := map[string]string{}
@@ -240,9 +240,9 @@ func TestMessageThatCannotBePublishedIsSetAside(t *testing.T) {
 			for key, reason := range reasons {
 				t.Log(key, ": ", reason)
 			}
-			assert.Eventually(t, func() bool { return relay.Stats().SetAside == 4 }, time.Minute, 5*time.Millisecond)
+			assert.Eventually(t, func() bool { return relay.Stats().SetAside == 4 }, 3*time.Minute, 5*time.Millisecond)
 
-			// Mended, and put back as docs/outbox.md says.
+			// Fixed, and returned as docs/outbox.md says.
 			pgtest.Queues(t, conn, "missing")
 			came := pgtest.Watch(t, conn, "missing")
 			docs, err := os.ReadFile("../../docs/outbox.md")
@@ -281,12 +281,12 @@ func TestSegmentsAreTruncatedWhenTheyAreEmptyAndNotBefore(t *testing.T) {
 		require.NoError(t, err)
 	}
 	got.Await(t, 20)
-	require.Eventually(t, func() bool { return size(15) == 0 && size(1) == 0 }, 20*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return size(15) == 0 && size(1) == 0 }, 3*time.Minute, 20*time.Millisecond)
 	assert.NotZero(t, size(0), "a transaction has written here, and is open")
 	assert.NotZero(t, size(3), "messages are written here now")
 	require.NoError(t, late.Commit(t.Context()))
 	assert.Equal(t, "-1", got.Await(t, 21)[20])
-	require.Eventually(t, func() bool { return size(0) == 0 }, 60*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return size(0) == 0 }, 3*time.Minute, 50*time.Millisecond)
 }
 
 // A transaction that only reads, as pg_dump does, keeps a segment from being truncated. Nobody
@@ -309,7 +309,7 @@ func TestTruncationWaitsForNobody(t *testing.T) {
 			_, err = pool.Exec(t.Context(), "SELECT setval('hopback_outbox_id', $1)", 2<<17)
 			require.NoError(t, err)
 			pgtest.Run(t, pool, conn, outbox.RelayConfig{Order: order})
-			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 30*time.Second, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return left(t, pool) == 0 }, 3*time.Minute, 5*time.Millisecond)
 			// The relay tries in vain, several times.
 			for until := time.Now().Add(1500 * time.Millisecond); time.Now().Before(until); {
 				var waiting int
@@ -367,7 +367,7 @@ func TestPublishRefusesWhatCannotBeCarried(t *testing.T) {
 	id, err := outbox.Publish(t.Context(), pool, to, given, nil)
 	require.NoError(t, err)
 	assert.Equal(t, given.Properties.MessageID, id)
-	assert.Nil(t, given.Properties.To, "the caller's message stays as it is")
+	assert.Nil(t, given.Properties.To, "the caller's message is unchanged")
 	ids, err := outbox.Publisher[int]{To: to}.PublishAll(t.Context(), pool, slices.Repeat([]int{7}, 2500))
 	require.NoError(t, err)
 	assert.Len(t, ids, 2500)

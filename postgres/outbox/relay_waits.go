@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// waits holds the messages that wait: those that the broker didn't take, until they are tried
-// again, and with OrderByKey those to an address that takes none. With OrderByKey a message that waits
-// holds back all with its key.
+// waits contains the waiting messages: those that the broker didn't accept, until they are tried
+// again, and with OrderByKey those to an address that accepts none. With OrderByKey a waiting
+// message delays all with its key.
 type waits struct {
 	mu sync.Mutex
 	of map[int64]*wait
@@ -20,9 +20,9 @@ type wait struct {
 	pause   time.Duration
 	address string
 	key     *string
-	// tried says that the broker didn't take it.
+	// tried reports that the broker didn't accept it.
 	tried bool
-	// alone says that the broker has ended the session over it, so it is tried on a
+	// alone reports that the broker has closed the session because of it, so it is tried on a
 	// separate link.
 	alone bool
 }
@@ -33,7 +33,7 @@ func (w *waits) clear() {
 	w.of = map[int64]*wait{}
 }
 
-// later has a message wait that the broker didn't take.
+// later makes a message wait that the broker didn't accept.
 func (w *waits) later(f *failure, first time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -43,7 +43,7 @@ func (w *waits) later(f *failure, first time.Duration) {
 	e.due = time.Now().Add(e.pause)
 }
 
-// park has a message wait that wasn't tried, unless it waits.
+// park makes an untried message wait, unless it waits already.
 func (w *waits) park(rec *record) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -77,7 +77,7 @@ func (w *waits) alone(id int64) bool {
 	return e != nil && e.alone
 }
 
-// release ends the wait of the messages to an address that takes messages again.
+// release stops the wait of the messages to an address that accepts messages again.
 func (w *waits) release(address string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +107,8 @@ func (w *waits) held() (ids []int64, keys []string) {
 	return ids, keys
 }
 
-// gated has the messages to an address wait for that, and no more for a link of their own.
+// gated makes the messages to an address wait for that address, and no longer for a separate
+// link.
 func (w *waits) gated(address string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,8 +119,8 @@ func (w *waits) gated(address string) {
 	}
 }
 
-// due returns up to n messages that have waited long enough, the longest first. Those to an
-// address in gates aren't among them, but one, unless the address is closed: one that wasn't
+// due returns up to n messages that have waited long enough, the longest first. Of those to an
+// address in gates it includes at most one, and none if the address is closed: one that wasn't
 // tried yet, if there is one.
 func (w *waits) due(n int, gates map[string]gateState) []int64 {
 	w.mu.Lock()
@@ -154,7 +155,7 @@ func (w *waits) due(n int, gates map[string]gateState) []int64 {
 	return ids
 }
 
-// before says which of two messages to the same address is tried first.
+// before reports which of two messages to the same address is tried first.
 func (w *waits) before(a, b int64) bool {
 	x, y := w.of[a], w.of[b]
 	if x.tried != y.tried {

@@ -15,30 +15,29 @@ import (
 	"github.com/hopback/hopback/postgres/internal/refuse"
 )
 
-// PublishAt writes v to the outbox as JSON, in db's transaction, for a relay to publish when
-// it is due. PublishAt is short for a Publisher without a Codec and a Key; see
-// Publisher.PublishAt.
+// PublishAt writes v to the outbox as JSON, in db's transaction, for a [Relay] to publish at the
+// time due. It is short for a [Publisher] without Codec and Key: see [Publisher.PublishAt].
 func PublishAt[T any](ctx context.Context, db postgres.DB, to address.Address, due time.Time, v T, edit ...func(*client.Message)) (messageID string, err error) {
 	return Publisher[T]{To: to}.PublishAt(ctx, db, due, v, edit...)
 }
 
-// maxAhead bounds PublishAt's due, to find times in a wrong unit.
+// maxAhead limits due, to find times in a wrong unit.
 const maxAhead = 10 * 365 * 24 * time.Hour
 
-// PublishAt writes v to the outbox, in db's transaction, for a relay to publish when it is
-// due by the database's clock. A time that is past means at once. The message is never
-// published early, and late by as long as Publish's would be: a relay wakes for it.
+// PublishAt writes v to the outbox, in db's transaction, for a [Relay] to publish at the time
+// due, by the database's clock. It returns the message-id: pass it to [Cancel] to cancel the
+// message. A past time means at once.
 //
-// With OrderByKey a message is behind all those of its key that were written before it was due,
-// and ahead of those that are written later. Messages of a key that wait are published in
-// order of their due times. Until then a message holds up no other.
+// The message is never published early, and no later than one from Publish would be: a relay
+// wakes up for it. Edits and errors are those of [Publisher.Publish]. In addition, due must not
+// be zero or more than ten years ahead: that is an *argument.Error.
 //
-// The message-id is random unless an edit sets one. Cancel takes it. It must be one that no
-// other scheduled message has, nor had until 7 days ago: the error for that is an
-// *argument.Error, behind which PostgreSQL has aborted the transaction.
-//
-// Anything else is as with Publish. A zero due, or one more than ten years ahead, is an
-// *argument.Error.
+//   - The message-id is random unless an edit sets one. If another scheduled message has the same
+//     id, or had it within the last 7 days, the error is an *argument.Error, and PostgreSQL has
+//     aborted the transaction.
+//   - With [OrderByKey], a message comes after all those of its key that were written before it
+//     was due, and before those written later. Waiting messages of a key are published in order
+//     of their due times. A waiting message doesn't delay others.
 func (p Publisher[T]) PublishAt(ctx context.Context, db postgres.DB, due time.Time, v T, edit ...func(*client.Message)) (messageID string, err error) {
 	switch {
 	case due.IsZero():
@@ -46,7 +45,7 @@ func (p Publisher[T]) PublishAt(ctx context.Context, db postgres.DB, due time.Ti
 	case time.Until(due) > maxAhead:
 		return "", argument.New("due", due.UTC().Format(time.RFC3339), "is more than ten years ahead", "use a time within ten years")
 	}
-	// PostgreSQL has no years before 4713 BC. To be late by years is to be due.
+	// PostgreSQL has no years before 4713 BC. A message that is years late is simply due.
 	if least := time.Unix(0, 0); due.Before(least) {
 		due = least
 	}
@@ -57,14 +56,14 @@ func (p Publisher[T]) PublishAt(ctx context.Context, db postgres.DB, due time.Ti
 	r := rows[0]
 	if _, err := db.Exec(ctx, insertScheduled, due, r.message, r.id, r.address, nullable(r.key)); err != nil {
 		if pg := new(pgconn.PgError); errors.As(err, &pg) && pg.Code == "23505" { // unique_violation
-			return "", argument.New("message Properties.MessageID", r.id, "is that of another scheduled message, which waits or has ended in the last 7 days", "use an id of its own, or leave it out to have a random one").Because(err)
+			return "", argument.New("message Properties.MessageID", r.id, "belongs to another scheduled message, which is waiting or was finished in the last 7 days", "use another id, or leave it out for a random one").Because(err)
 		}
 		return "", fmt.Errorf("outbox: %w", err)
 	}
 	return r.id, nil
 }
 
-// insertScheduled wakes the relays for a message that is due before they look by themselves.
+// insertScheduled wakes the relays for a message that is due before their next poll.
 const insertScheduled = `WITH written AS (
 	INSERT INTO hopback_outbox_scheduled (due_at, message, message_id, address, key)
 	VALUES ($1::timestamptz, $2::bytea, $3::text, $4::text, $5::text) RETURNING due_at
@@ -72,41 +71,44 @@ const insertScheduled = `WITH written AS (
 SELECT pg_notify('hopback_outbox', 'hopback_outbox'::regclass::oid::text || ' scheduled')
 FROM written WHERE due_at < clock_timestamp() + interval '10 s'`
 
-// Cancellation is what Cancel has come to.
+// Cancellation is the result of [Cancel].
 type Cancellation string
 
 const (
-	// Cancelled: the message isn't published, once db's transaction commits. It is also
-	// what a later Cancel returns.
-	Cancelled Cancellation = "cancelled"
-	// Published: a relay has published the message, or does so now.
+	// Canceled means that the message isn't published, once db's transaction commits. A later
+	// Cancel returns it, too.
+	Canceled Cancellation = "canceled"
+	// CancelPublished means that a relay has published the message, or is publishing it.
 	CancelPublished Cancellation = "published"
-	// CancelUnknownID: no message with this id was scheduled, or its transaction hasn't committed
-	// or was rolled back, or the message has ended more than 7 days ago.
+	// CancelUnknownID means that no message with this id was scheduled, that its transaction
+	// hasn't committed or was rolled back, or that it was published or canceled more than 7 days
+	// ago.
 	CancelUnknownID Cancellation = "unknown-id"
 )
 
-// Cancel keeps a message of PublishAt from being published, in db's transaction. Until that
-// has ended a relay passes the message over; if it is rolled back the message is published
+// Cancel keeps a message of [PublishAt] from being published, in db's transaction. Until that
+// transaction is over, relays skip the message. If it is rolled back, the message is published
 // when it is due.
 //
-// If a relay is taking the message just now, Cancel waits for it. Messages of Publish can't
-// be cancelled. An *argument.Error says that messageID is empty or no text; any other error is the
-// database's, and nothing is certain but by the transaction's end.
+// An *argument.Error means that messageID is empty or isn't valid text. Any other error is the
+// database's; then the result is certain only after the transaction is over.
+//
+//   - If a relay is just publishing the message, Cancel waits for it.
+//   - Messages of Publish can't be canceled.
 func Cancel(ctx context.Context, db postgres.DB, messageID string) (Cancellation, error) {
 	if err := refuse.NilDB(db); err != nil {
 		return "", err
 	}
 	if messageID == "" || !text(messageID) {
-		return "", argument.New("messageID", messageID, "is empty, or isn't UTF-8 without NUL", "use what PublishAt has returned")
+		return "", argument.New("messageID", messageID, "is empty, or isn't UTF-8 without NUL", "use the id that PublishAt returned")
 	}
-	// A DB tells no more of a statement than its number of rows.
+	// A DB reports only the number of rows of a statement.
 	for _, try := range []struct {
 		statement string
 		result    Cancellation
 	}{
-		{"UPDATE hopback_outbox_scheduled SET ended = 'cancelled', ended_at = clock_timestamp(), message = '' WHERE message_id = $1 AND ended IS NULL", Cancelled},
-		{"SELECT FROM hopback_outbox_scheduled WHERE message_id = $1 AND ended = 'cancelled'", Cancelled},
+		{"UPDATE hopback_outbox_scheduled SET ended = 'cancelled', ended_at = clock_timestamp(), message = '' WHERE message_id = $1 AND ended IS NULL", Canceled},
+		{"SELECT FROM hopback_outbox_scheduled WHERE message_id = $1 AND ended = 'cancelled'", Canceled},
 		{"SELECT FROM hopback_outbox_scheduled WHERE message_id = $1 AND ended = 'published'", CancelPublished},
 	} {
 		tag, err := db.Exec(ctx, try.statement, messageID)
@@ -121,16 +123,16 @@ func Cancel(ctx context.Context, db postgres.DB, messageID string) (Cancellation
 }
 
 const (
-	// sweepEvery is how often rows of ended messages are looked for, and sweepAtOnce how
-	// many are deleted at once.
+	// sweepEvery is how often rows of finished messages are deleted, and sweepAtOnce how many at
+	// once.
 	sweepEvery  = 10 * time.Minute
 	sweepAtOnce = 10_000
-	// leastPause is between looks at a message that is due and locked.
+	// leastPause is the pause between checks of a due message that is locked.
 	leastPause = 20 * time.Millisecond
 )
 
-// handOver moves messages that are due to the outbox, from where they are published like
-// all others. One relay does so at a time, or messages of a key would change places.
+// handOver moves due messages to the outbox, where they are published like all others. One relay
+// does so at a time; otherwise messages of a key could be reordered.
 func (r *Relay) handOver(ctx context.Context) error {
 	s, err := r.open(ctx)
 	if err != nil {
@@ -183,7 +185,7 @@ func (r *Relay) due(ctx context.Context, s *session) (n int, next time.Duration,
 }
 
 const (
-	// The transaction gets its number before the ids are taken; see insertion.
+	// The transaction gets its number before the ids are assigned; see insertion.
 	moveDue = `WITH turn AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(` + lockDue + `) AS mine),
 began AS MATERIALIZED (SELECT pg_current_xact_id() AS xid FROM turn WHERE mine),
 locked AS MATERIALIZED (

@@ -14,8 +14,8 @@ import (
 const (
 	segmentBits = 17 // as in ../migrations/001_outbox.sql
 	segmentRing = 16
-	// rotateEvery is how often segments are looked at. A message of a transaction that
-	// writes into a segment which was empty is found that late.
+	// rotateEvery is how often segments are checked. A message of a transaction that writes into
+	// an empty segment is found that late.
 	rotateEvery = 250 * time.Millisecond
 )
 
@@ -23,9 +23,9 @@ const (
 type segments struct {
 	mu   sync.Mutex
 	list string // "3,4", for a statement
-	// empty are past segments without messages that couldn't be truncated yet. A relay
-	// that doesn't keep the order leaves them out of its reads, which would pass over
-	// their deleted rows, and whose locks would stand in the way of the truncation.
+	// empty are past segments without messages that couldn't be truncated yet. A relay that
+	// doesn't keep the order leaves them out of its reads, which would skip their deleted rows,
+	// and whose locks would block the truncation.
 	empty map[int]bool
 }
 
@@ -45,7 +45,7 @@ func (s *segments) isEmpty(n int) bool {
 	return s.empty[n]
 }
 
-// now returns the segments to read, or "" before the first look.
+// now returns the segments to read, or "" before the first check.
 func (s *segments) now() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,8 +67,8 @@ func (s *segments) set(list string) {
 	s.mu.Unlock()
 }
 
-// peek finds the segments that take up space, the one that messages are written into,
-// and the next one.
+// peek finds the segments that take up space, the one that new messages are written to, and the
+// next one.
 func (s *segments) peek(ctx context.Context, db *session) (current int, used []int, err error) {
 	var last int64
 	var sizes []int64
@@ -115,8 +115,8 @@ func (r *Relay) rotate(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			// A transaction that is open may have written here. Its messages are found at one
-			// of the next attempts. By key they may come too late then.
+			// An open transaction may have written here. Its messages are found at one of the
+			// next attempts. With OrderByKey they could then be too late.
 			r.segments.markEmpty(n, !filled && r.cfg.Order != OrderByKey)
 			done := false
 			if !filled {
@@ -139,14 +139,14 @@ func (r *Relay) rotate(ctx context.Context) error {
 	}
 }
 
-// truncate empties a segment in which all messages are published. It reports false if the
-// segment has messages, or if somebody uses it.
+// truncate empties a segment whose messages are all published. It reports false if the segment
+// has messages, or if somebody uses it.
 //
-// The check and the truncation happen under one exclusive lock, which no transaction that
-// has written into the segment, and hasn't ended, lets it have. So no message is lost. The
-// lock isn't waited for: all who read or write the segment would wait behind it, as long as
-// pg_dump for instance holds its own. And all is one statement, so that the lock doesn't
-// outlast a relay that is stopped in between.
+// The check and the truncation happen under one exclusive lock, which isn't granted while a
+// transaction that has written into the segment is open. So no message is lost. truncate doesn't
+// wait for the lock: all readers and writers of the segment would wait behind it, for as long as
+// pg_dump, for example, holds its own. And it is one statement, so that the lock is released even
+// if the relay is stopped in between.
 func truncate(ctx context.Context, s *session, n int) (done bool, err error) {
 	if _, err := s.exec(ctx, fmt.Sprintf(`DO $hopback$ BEGIN
 	LOCK TABLE hopback_outbox_%[1]d IN ACCESS EXCLUSIVE MODE NOWAIT;

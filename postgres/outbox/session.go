@@ -10,16 +10,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// limits bound every wait for the database, so that a path to it that has gone silent is
-// noticed, on both ends.
+// limits limit every wait for the database, so that a silently broken connection is noticed, on
+// both ends.
 type limits struct {
 	// connect bounds the attempt to connect to one host, unless the pool's connect_timeout
 	// is shorter.
 	connect time.Duration
-	// statement bounds a statement. The server ends it then; the relay gives the connection
-	// up a grace later.
+	// statement limits a statement. The server cancels it then; the relay closes the connection a
+	// grace later.
 	statement, grace time.Duration
-	// settle bounds a batch's last transaction, which continues when the relay is to stop.
+	// settle limits a batch's last transaction, which continues when the relay is to stop.
 	settle time.Duration
 	// lease is how long a leader works without renewing its lease. The others wait half as
 	// long again before they take over.
@@ -73,10 +73,10 @@ func (r *Relay) open(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// set makes the session's settings what the relay relies on, whatever those of the database,
-// the role and the pool are. Above READ COMMITTED, transactions of several workers would fail
-// with serialization errors after their messages were published. The rest has the server end
-// the session, with its locks, of a relay that is gone or stopped.
+// set changes the session's settings to what the relay relies on, independently of the settings
+// of the database, the role, and the pool. Above READ COMMITTED, transactions of several workers
+// would fail with serialization errors after their messages were published. The other settings
+// make the server close the session, with its locks, when a relay is gone or stopped.
 func (s *session) set(ctx context.Context, publish time.Duration) error {
 	millis := func(d time.Duration) string { return strconv.FormatInt(max(d.Milliseconds(), 1), 10) }
 	names := []string{"default_transaction_isolation", "statement_timeout", "idle_in_transaction_session_timeout",
@@ -94,7 +94,7 @@ func (s *session) close() {
 	_ = s.conn.Close(ctx)
 }
 
-// errSilent is the cause of a wait that a session's limit has ended.
+// errSilent is the cause of a wait that reached a session's limit.
 var errSilent = errors.New("no answer")
 
 // bound returns ctx with the limit of a statement.
@@ -102,7 +102,7 @@ func (s *session) bound(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeoutCause(ctx, s.limits.statement+s.limits.grace, errSilent)
 }
 
-// explain says of an error that the database hasn't answered, if that is so.
+// explain adds to an error that the database hasn't answered, if that is the cause.
 func (s *session) explain(within context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(within), errSilent) {
 		return fmt.Errorf("the database hasn't answered for %v: %w", s.limits.statement+s.limits.grace, err)
@@ -148,7 +148,7 @@ func (s *session) begin(ctx context.Context) (*transaction, error) {
 	return &transaction{s, tx}, nil
 }
 
-// transaction is one of a session, by whose methods its statements are run.
+// transaction is one of a session; its methods run the statements.
 type transaction struct {
 	*session
 	tx pgx.Tx

@@ -5,8 +5,10 @@
 //
 //	cd tools && go run ./release v0.1.0
 //
-// The last lines are the tags to push. Modules require each other by their go.mod files, so these
-// must name the version already: with -write, release writes it there, for you to commit.
+// The last lines are the commands that tag and push. Modules require each other by their go.mod
+// files, so these must name the version already. With -write, release writes it there, and you
+// commit it. With -proxy, the module proxy stays in the folder you name, so you can try the version
+// before there is a tag.
 package main
 
 import (
@@ -33,15 +35,16 @@ import (
 
 const root = "github.com/hopback/hopback"
 
-// published are the folders of the modules that users get. The root comes first, and each module
-// comes after those that it requires.
+// published are the folders of the released modules. The root comes first, and each module comes
+// after those that it requires.
 var published = []string{"", "topologyfile", "postgres", "adapter/officialclient", "hopbackotel", "middleware/dedupe/redisstore", "cmd/hopback"}
 
 func main() {
 	log.SetFlags(0)
 	write := flag.Bool("write", false, "write the version into the go.mod files and go.work, and stop")
+	keep := flag.String("proxy", "", "keep the module proxy in this `folder`, and print how to use it")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: release [-write] v1.2.3")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: release [-write] [-proxy folder] v1.2.3")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -52,42 +55,61 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, version, *write); err != nil {
+	top, err := output(ctx, "", nil, "git", "rev-parse", "--show-toplevel")
+	if err == nil && *write {
+		err = writeVersion(top, version)
+	} else if err == nil {
+		err = check(ctx, top, version, *keep)
+	}
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, version string, write bool) error {
-	top, err := output(ctx, "", nil, "git", "rev-parse", "--show-toplevel")
-	if err != nil {
-		return err
-	}
-	if write {
-		return writeVersion(top, version)
-	}
+// check installs and builds the last commit the way users will.
+func check(ctx context.Context, top, version, keep string) error {
 	dir, err := os.MkdirTemp("", "hopback-release-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := pack(ctx, top, dir, version); err != nil {
+	proxy := filepath.Join(dir, "proxy")
+	if keep != "" {
+		if proxy, err = filepath.Abs(keep); err != nil {
+			return err
+		}
+	}
+	tree := filepath.Join(dir, "commit")
+	if err := unpack(ctx, top, tree); err != nil {
 		return err
 	}
-	env, err := environment(ctx, dir)
+	if err := checkChangelog(tree, version); err != nil {
+		return err
+	}
+	if err := pack(tree, proxy, version); err != nil {
+		return err
+	}
+	env, err := environment(ctx, dir, proxy)
 	if err != nil {
 		return err
 	}
 	if err := install(ctx, dir, env, version); err != nil {
 		return err
 	}
-	if err := useLibraries(ctx, dir, env, version); err != nil {
+	if err := useLibraries(ctx, dir, tree, env, version); err != nil {
 		return err
 	}
-	fmt.Println("\nEverything installs and builds. To release, tag this commit for each module and push the tags:")
+	fmt.Println("\nEverything installs and builds.")
+	if keep != "" {
+		fmt.Printf("To use the version before it is tagged:\n\texport GOPROXY=file://%s,$(go env GOPROXY) GONOSUMDB=%s,%[2]s/*\n", proxy, root)
+	}
+	fmt.Println("To release it, tag this commit once for each module, and push these tags together:")
+	var tags []string
 	for _, folder := range published {
+		tags = append(tags, tag(folder, version))
 		fmt.Printf("\tgit tag %s\n", tag(folder, version))
 	}
-	fmt.Println("\tgit push --tags")
+	fmt.Printf("\tgit push --atomic origin %s\n", strings.Join(tags, " "))
 	return nil
 }
 
@@ -106,19 +128,36 @@ func modulePath(folder string) string {
 	return root + "/" + folder
 }
 
-// pack writes each module of the last commit into a module proxy below dir.
-func pack(ctx context.Context, top, dir, version string) error {
-	// The files of the commit, without what else lies in the checkout.
-	archive, tree := filepath.Join(dir, "commit.tar"), filepath.Join(dir, "commit")
+// unpack writes the files of the last commit to a new folder, without anything else that is in the
+// checkout.
+func unpack(ctx context.Context, top, tree string) error {
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		return err
 	}
+	archive := tree + ".tar"
 	if _, err := output(ctx, top, nil, "git", "archive", "-o", archive, "HEAD"); err != nil {
 		return err
 	}
-	if _, err := output(ctx, tree, nil, "tar", "-xf", archive); err != nil {
+	_, err := output(ctx, tree, nil, "tar", "-xf", archive)
+	return err
+}
+
+// checkChangelog refuses a version without a dated section and a link in CHANGELOG.md.
+func checkChangelog(tree, version string) error {
+	text, err := os.ReadFile(filepath.Join(tree, "CHANGELOG.md"))
+	if err != nil {
 		return err
 	}
+	number := strings.TrimPrefix(version, "v")
+	section := regexp.MustCompile(`(?m)^## \[` + regexp.QuoteMeta(number) + `\] - \d{4}-\d\d-\d\d$`)
+	if !section.Match(text) || !bytes.Contains(text, []byte("\n["+number+"]: https://")) {
+		return fmt.Errorf("CHANGELOG.md lacks the section \"## [%s] - <date>\", or its link at the bottom: write both, and commit", number)
+	}
+	return nil
+}
+
+// pack writes each module below tree into a module proxy.
+func pack(tree, proxy, version string) error {
 	for _, folder := range published {
 		path := modulePath(folder)
 		text, err := os.ReadFile(filepath.Join(tree, folder, "go.mod"))
@@ -138,7 +177,7 @@ func pack(ctx context.Context, top, dir, version string) error {
 		if err != nil {
 			return err
 		}
-		at := filepath.Join(dir, "proxy", escaped, "@v")
+		at := filepath.Join(proxy, escaped, "@v")
 		if err := os.MkdirAll(at, 0o755); err != nil {
 			return err
 		}
@@ -161,9 +200,9 @@ func pack(ctx context.Context, top, dir, version string) error {
 
 func ours(path string) bool { return path == root || strings.HasPrefix(path, root+"/") }
 
-// environment has Go take our modules from the proxy, and all others from this machine's module
-// cache or from where they come from.
-func environment(ctx context.Context, dir string) ([]string, error) {
+// environment makes Go download hopback's modules from the proxy, and all others from this
+// machine's module cache or their usual source.
+func environment(ctx context.Context, dir, ours string) ([]string, error) {
 	vars, err := output(ctx, "", nil, "go", "env", "GOMODCACHE", "GOPROXY")
 	if err != nil {
 		return nil, err
@@ -172,7 +211,7 @@ func environment(ctx context.Context, dir string) ([]string, error) {
 	return append(os.Environ(),
 		"GOWORK=off", "GOFLAGS=-modcacherw -mod=mod",
 		"GOMODCACHE="+filepath.Join(dir, "cache"), "GOBIN="+filepath.Join(dir, "bin"),
-		"GOPROXY=file://"+filepath.Join(dir, "proxy")+",file://"+filepath.Join(cache, "cache", "download")+","+proxy,
+		"GOPROXY=file://"+ours+",file://"+filepath.Join(cache, "cache", "download")+","+proxy,
 		"GONOSUMDB="+root+","+root+"/*"), nil
 }
 
@@ -192,14 +231,10 @@ func install(ctx context.Context, dir string, env []string, version string) erro
 	return nil
 }
 
-// useLibraries makes a module that imports a package of each library, and one that is README.md's
-// first program.
-func useLibraries(ctx context.Context, dir string, env []string, version string) error {
-	top, err := output(ctx, "", nil, "git", "rev-parse", "--show-toplevel")
-	if err != nil {
-		return err
-	}
-	readme, err := os.ReadFile(filepath.Join(top, "README.md"))
+// useLibraries builds a module that imports a package of each library, and a module that is
+// README.md's first program.
+func useLibraries(ctx context.Context, dir, tree string, env []string, version string) error {
+	readme, err := os.ReadFile(filepath.Join(tree, "README.md"))
 	if err != nil {
 		return err
 	}
@@ -239,7 +274,7 @@ func useLibraries(ctx context.Context, dir string, env []string, version string)
 	return nil
 }
 
-// writeVersion has all modules require version of each other.
+// writeVersion makes all modules require version of each other.
 func writeVersion(top, version string) error {
 	folders := append(slices.Clone(published), "bench", "examples")
 	for _, folder := range folders {

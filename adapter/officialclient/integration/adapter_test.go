@@ -192,8 +192,8 @@ func TestPanicIsDeadLettered(t *testing.T) {
 }
 
 // The official client can't count a failed delivery that stays in its queue, and
-// without the adapter's own count a message that always fails would come back for
-// ever on 4.3.
+// without the adapter's own count a message that always fails would be redelivered without end
+// on 4.3.
 func TestFailureLimitEndsRequeueing(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		s.work(t, retry.Policy{}, declare.QuorumQueue{Name: "orders"})
@@ -207,7 +207,7 @@ func TestFailureLimitEndsRequeueing(t *testing.T) {
 		assert.Equal(t, string(officialclient.ReasonFailureLimit), m.Annotations[client.AnnotationReason])
 		assert.Equal(t, errDown.Error(), m.Annotations[client.AnnotationError])
 		assert.EqualValues(t, 4, tries.Load(), "a limit of 3 allows 4 deliveries, as RabbitMQ's does")
-		assert.EqualValues(t, 0, m.Annotations["x-opt-hopback-failures"], "a replay begins anew")
+		assert.EqualValues(t, 0, m.Annotations["x-opt-hopback-failures"], "a replay starts over")
 	})
 }
 
@@ -283,8 +283,8 @@ func TestUnroutableForwardIsKeptWhereTheQueueWouldDropTheOriginal(t *testing.T) 
 			return client.Forward{To: address.Exchange("empty", "k"), Message: client.Copy(d.Message())}
 		}), officialclient.Config{ForwardPatience: 300 * time.Millisecond, FailureLimit: 1, Logger: slog.New(log)})
 		s.publish(t, "orders", message("o-1"))
-		eventually(t, "more rounds of patience than the limits have room for", func() bool { return log.count("the original is kept, as its queue") > 3 })
-		assert.EqualValues(t, 1, tries.Load(), "it isn't handled again meanwhile")
+		eventually(t, "more rounds of patience than the limits have room for", func() bool { return log.count("the original is kept, because its queue") > 3 })
+		assert.EqualValues(t, 1, tries.Load(), "it isn't handled again in the meantime")
 		s.apply(t, declare.Topology{
 			Queues:   []declare.Queue{declare.QuorumQueue{Name: "later", DeadLetter: declare.Drop()}},
 			Bindings: []declare.Binding{{Source: "empty", Queue: "later", Key: "k"}},
@@ -342,11 +342,11 @@ func TestNothingIsLostWhenConnectionsAreKilled(t *testing.T) {
 			return nil
 		})), officialclient.Config{Concurrency: 16})
 		s.publish(t, "orders", messages("m", n)...)
-		eventually(t, "hops are under way", func() bool { return handled.len() > n/2 })
+		eventually(t, "retries are in progress", func() bool { return handled.len() > n/2 })
 		cuts := 0
 		for range 5 {
 			eventually(t, "both connections are there to be cut", func() bool { return s.proxy.Open() >= 2 })
-			time.Sleep(100 * time.Millisecond) // so that publishes and settlements are under way
+			time.Sleep(100 * time.Millisecond) // so that publishes and settlements are in flight
 			cuts += s.cut()
 		}
 		s.proxy.Refuse()
@@ -419,7 +419,7 @@ func TestUnreadableMessageHarmsNoOther(t *testing.T) {
 	})
 }
 
-// Its link ends without its connection, which the official client doesn't mend.
+// Its link ends without its connection, which the official client doesn't repair.
 func TestConsumerIsRebuiltWhenItsQueueComesBack(t *testing.T) {
 	forEachBroker(t, func(t *testing.T, s *site) {
 		q := declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}
@@ -528,7 +528,7 @@ func TestServeOnAConsumerOfTheCallers(t *testing.T) {
 		stop()
 
 		// The consumer is the caller's still, and can be served again; until its
-		// link ends by itself, which nothing mends.
+		// link ends by itself, which nothing repairs.
 		result := make(chan error, 1)
 		go func() { result <- serve(context.Background()) }()
 		s.publish(t, "orders", message("o-2"))

@@ -67,7 +67,7 @@ func TestOfficialRequeueIsNotCountedOn43(t *testing.T) {
 			require.NoError(t, d.RequeueWithAnnotations(t.Context(), amqp.Annotations{"x-opt-a": "b"}))
 		}
 		if s.newer() {
-			assert.Equal(t, 10, n, "for ever")
+			assert.Equal(t, 10, n, "without end")
 		} else {
 			assert.Equal(t, 3, n, "a limit of 2 allows 3 deliveries")
 		}

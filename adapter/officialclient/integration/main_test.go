@@ -64,7 +64,7 @@ func run(m *testing.M) int {
 	}
 	if code == 0 {
 		// The official client's recovery sleeps for its back-off even when its
-		// connection was closed meanwhile; only TestServeWaitsForRecovery has it on.
+		// connection was closed during that time; only TestServeWaitsForRecovery has it on.
 		if err := goleak.Find(goleak.IgnoreAnyFunction("github.com/rabbitmq/rabbitmq-amqp-go-client/pkg/rabbitmqamqp.(*AmqpConnection).maybeReconnect")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -82,7 +82,7 @@ type site struct {
 	proxy *proxy.Proxy // that the official client's connections go through
 	addr  string       // of proxy
 	// whole is held for reading while a connection is made, and for writing by
-	// whoever cuts connections. See dial.
+	// tests that cut connections. See dial.
 	whole sync.RWMutex
 }
 

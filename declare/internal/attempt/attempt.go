@@ -1,4 +1,4 @@
-// Package attempt says how requests to the management node are repeated.
+// Package attempt repeats requests to the management node.
 package attempt
 
 import (
@@ -13,21 +13,21 @@ import (
 const (
 	// Max is how often a request is sent that gets no reply.
 	Max = 5
-	// InFlight bounds the requests that are under way at once. RabbitMQ gives a
-	// management link a credit of 8, so more than twice that only waits elsewhere.
+	// InFlight bounds the requests that are in flight at once. RabbitMQ gives a management link a
+	// credit of 8, so more than twice that only wait elsewhere.
 	InFlight = 16
 
 	longestPause = 20 * time.Millisecond
 )
 
-// Pause waits before an attempt, for a random time of up to 20 ms times the attempt.
-// Processes that got into each other's way don't meet again.
+// Pause waits before an attempt, for a random time of up to 20 ms times the attempt. The
+// randomness separates processes that conflicted.
 func Pause(ctx context.Context, attempt int) {
 	link.Pause(ctx, rand.N(longestPause*time.Duration(attempt)))
 }
 
-// NotPermitted reports whether err says that the user lacks a permission. RabbitMQ
-// has no status for that: it ends the session, so the words are all there is.
+// NotPermitted reports whether err is about a missing permission. RabbitMQ has no status for
+// that: it closes the session, so the text is the only sign.
 func NotPermitted(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "refused for user")
 }

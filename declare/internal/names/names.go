@@ -23,14 +23,14 @@ func Check(at argument.Path, name string) error {
 	return brokername.Check(at, name)
 }
 
-// CheckOwn is Check for something that is to be declared or deleted:
-// the broker keeps the prefix "amq." for itself.
+// CheckOwn is Check for a resource that is to be declared or deleted: the broker reserves the
+// prefix "amq.".
 func CheckOwn(at argument.Path, name, remedy string) error {
 	if err := Check(at, name); err != nil {
 		return err
 	}
 	if strings.HasPrefix(name, reserved) {
-		return argument.At(at, argument.CodeReserved, name, `begins with "amq.", which the broker keeps for itself`, remedy)
+		return argument.At(at, argument.CodeReserved, name, `starts with "amq.", which the broker reserves`, remedy)
 	}
 	return nil
 }
@@ -53,6 +53,6 @@ func QueuePath(name string) string { return "/queues/" + address.Escape(name) }
 // ExchangePath is the path of an exchange at the management node.
 func ExchangePath(name string) string { return "/exchanges/" + address.Escape(name) }
 
-// Reserved reports whether an exchange is the default one or one of those that every
-// virtual host has from its birth.
+// Reserved reports whether an exchange is the default one or one of those that every new virtual
+// host has.
 func Reserved(exchange string) bool { return exchange == "" || strings.HasPrefix(exchange, reserved) }

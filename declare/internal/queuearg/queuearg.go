@@ -1,4 +1,4 @@
-// Package queuearg has the queue arguments that RabbitMQ 4.0 to 4.3 reads.
+// Package queuearg has the queue arguments that RabbitMQ 4.0 to 4.4 reads.
 package queuearg
 
 import (
@@ -25,9 +25,8 @@ const (
 	Stream  = "stream"
 )
 
-// Argument is an argument that RabbitMQ 4.0 to 4.3 reads. The broker accepts any
-// name and any value. It silently uses its default where it can't read the value, so
-// arguments are checked here.
+// Argument is an argument that RabbitMQ 4.0 to 4.4 reads. The broker accepts any name and any
+// value, and silently uses its default if it can't read the value. So arguments are checked here.
 type Argument struct {
 	// Types of queues that read it.
 	Types []string
@@ -35,12 +34,15 @@ type Argument struct {
 	wrong func(v any) string
 	// Since is the first 4.x that reads it; 0 for all.
 	Since int
+	// Required is whether it is refused where the broker is older: without it the queue would be
+	// another one than the caller relies on.
+	Required bool
 	// Policy is whether a policy can set it, and so change it in place.
 	Policy bool
 }
 
 // Known is taken from the capabilities that the queue types of RabbitMQ
-// 4.0.5 and 4.3.6 report, and x-quorum-target-group-size from the module that
+// 4.0.5, 4.3.6, and a preview of 4.4 report, and x-quorum-target-group-size from the module that
 // grows quorum queues.
 var Known = map[string]Argument{
 	"x-queue-type":              {Types: []string{Quorum, Classic, Stream}, wrong: oneOf(Quorum, Classic, Stream)},
@@ -58,6 +60,7 @@ var Known = map[string]Argument{
 	"x-delivery-limit":                {Types: []string{Quorum}, wrong: atLeast(-1), Policy: true},
 	"x-quorum-initial-group-size":     {Types: []string{Quorum}, wrong: atLeast(1)},
 	"x-quorum-target-group-size":      {Types: []string{Quorum}, wrong: atLeast(1), Policy: true},
+	"x-member-placement-tag":          {Types: []string{Quorum}, wrong: notEmpty, Since: 4, Required: true, Policy: true},
 	"x-max-in-memory-length":          {Types: []string{Quorum}, wrong: atLeast(0), Policy: true}, // read, and without effect in 4.x
 	"x-max-in-memory-bytes":           {Types: []string{Quorum}, wrong: atLeast(0), Policy: true},
 	"x-consumer-timeout":              {Types: []string{Quorum}, wrong: atLeast(1), Since: 3, Policy: true},
@@ -85,7 +88,7 @@ func Wrong(queueType, key string, v any) (problem, remedy string, unknown bool) 
 		return "isn't an argument of RabbitMQ 4, so it has no effect", "check its spelling, or leave it out", true
 	}
 	if !slices.Contains(a.Types, queueType) {
-		return fmt.Sprintf("has no effect on a %s queue; it is for the type %s", queueType, strings.Join(a.Types, " or ")), "leave it out, or use that type", true
+		return fmt.Sprintf("has no effect on a %s queue, only on type %s", queueType, strings.Join(a.Types, " or ")), "leave it out, or use that type", true
 	}
 	if problem := a.wrong(v); problem != "" {
 		return problem + ": the broker silently ignores it", "write it with the type and value that the broker reads", false
@@ -98,6 +101,13 @@ func isText(v any) string {
 		return ""
 	}
 	return "is " + TypeName(v) + ", and should be a string"
+}
+
+func notEmpty(v any) string {
+	if v == "" {
+		return "is empty, and should be the key of a node tag"
+	}
+	return isText(v)
 }
 
 func isBool(v any) string {
@@ -153,7 +163,7 @@ func isAge(v any) string {
 	if agePattern.MatchString(v.(string)) {
 		return ""
 	}
-	return "should be a number with Y, M, D, h, m or s behind it"
+	return "should be a number followed by Y, M, D, h, m, or s"
 }
 
 // TypeName is what people call the type of a value in the form of normal.

@@ -1,10 +1,10 @@
-// Package values has what packages declare and audit both do with the values of
-// arguments.
+// Package values contains what packages declare and audit both do with the values of arguments.
 package values
 
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -62,4 +62,12 @@ func SplitBinding(args map[string]any) (match string, headers, rest map[string]a
 		(*into)[k] = v
 	}
 	return match, headers, rest
+}
+
+// Count returns n with its noun, in the singular or with an "s".
+func Count[N int | int64 | uint64](n N, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }

@@ -1,6 +1,5 @@
-// Package show is the stage that the examples p1 to p8 have in common: it connects,
-// prints, gives up on a broker that stops answering, and tidies up. What an example
-// is about, it says itself.
+// Package show has the code that the examples share: it connects, prints, stops if the broker
+// doesn't answer any more, and cleans up. Everything that an example shows is in the example.
 package show
 
 import (
@@ -23,20 +22,19 @@ import (
 )
 
 const (
-	// limit is for an example as a whole. It takes seconds; a busy machine may need
-	// more.
+	// limit is the timeout of an example. It takes seconds; a busy machine may need more.
 	limit = 90 * time.Second
-	// tidying is for deleting what was declared, and closing the connection.
+	// tidying is the timeout for deleting the queues and exchanges and closing the connection.
 	tidying = 30 * time.Second
-	// rest is for RabbitMQ 4.0, which may never answer a session that begins within a few
-	// milliseconds after another has ended, and whose at-least-once dead-lettering may end
-	// for good, for all queues, when a queue is deleted while it is still being declared.
+	// rest is for RabbitMQ 4.0. It may never answer a session that starts a few milliseconds
+	// after another one has ended. And its at-least-once dead-lettering may stop permanently,
+	// for all queues, if a queue is deleted while it is still being declared.
 	rest = 100 * time.Millisecond
 )
 
-// Main runs an example against the broker that HOPBACK_URL names, by default the one
-// on this machine. Its last line is what the example has proven; the exit code is 1 if
-// it has proven nothing.
+// Main runs an example on the broker at HOPBACK_URL. Default: the broker on this machine. The
+// last line of the output says what the example has proven. If it has proven nothing, the exit
+// code is 1.
 func Main(example func(*Stage)) {
 	url := cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -73,19 +71,18 @@ func run(ctx context.Context, url string, out io.Writer, example func(*Stage)) (
 	s.Say("RabbitMQ %s", s.Conn.Broker().Version)
 	example(s)
 	if s.proven == "" {
-		return "", errors.New("the example has ended without a proof")
+		return "", errors.New("the example stopped without a proof")
 	}
 	return s.proven, nil
 }
 
-// Stage is what an example runs on. Its methods end the example when something goes
-// wrong, so they are for the example's own goroutine; handlers may call Say.
+// Stage runs an example. Its methods stop the example if something goes wrong, so call them only
+// on the example's main goroutine. Handlers can call Say.
 type Stage struct {
-	// Ctx ends when the example is interrupted, when it takes too long, and when a
-	// consumer fails.
+	// Ctx ends if the example is interrupted, takes too long, or has a consumer that fails.
 	Ctx  context.Context
 	Conn *client.Conn
-	// URL that Conn is connected to.
+	// URL is the broker that Conn is connected to.
 	URL string
 
 	cancel   context.CancelCauseFunc
@@ -98,7 +95,7 @@ type Stage struct {
 	out io.Writer
 }
 
-// failure is what a Stage's methods panic with.
+// failure is the value with which a Stage's methods panic.
 type failure struct{ err error }
 
 // Act prints a heading.
@@ -115,7 +112,7 @@ func (s *Stage) Say(format string, args ...any) {
 	fmt.Fprintf(s.out, "%7.3f  %s\n", time.Since(s.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// Check ends the example if err isn't nil.
+// Check stops the example if err isn't nil.
 func (s *Stage) Check(err error) {
 	if err == nil {
 		return
@@ -126,17 +123,17 @@ func (s *Stage) Check(err error) {
 	panic(failure{err})
 }
 
-// Want ends the example, unproven, if what is claimed isn't so.
+// Want stops the example without a proof unless ok is true. format is the claim.
 func (s *Stage) Want(so bool, format string, args ...any) {
 	if !so {
-		s.Check(fmt.Errorf("it isn't so that "+format, args...))
+		s.Check(fmt.Errorf("this isn't true: "+format, args...))
 	}
 }
 
-// Proven says what the example has shown, for its last line.
+// Proven sets the last line of the output: what the example has proven.
 func (s *Stage) Proven(format string, args ...any) { s.proven = fmt.Sprintf(format, args...) }
 
-// Must returns v, or ends the example if err isn't nil.
+// Must returns v, or stops the example if err isn't nil.
 func Must[T any](v T, err error) T {
 	if err != nil {
 		panic(failure{err})
@@ -144,7 +141,7 @@ func Must[T any](v T, err error) T {
 	return v
 }
 
-// Next takes a value from c, or ends the example if none comes.
+// Next receives a value from c, or stops the example if none comes.
 func Next[T any](s *Stage, c <-chan T, what string) T {
 	select {
 	case v := <-c:
@@ -154,11 +151,11 @@ func Next[T any](s *Stage, c <-chan T, what string) T {
 	}
 }
 
-// Declare makes the broker have t, without what an earlier run may have left of it,
-// and deletes it at the end.
+// Declare declares t, and deletes it at the end. First it deletes what an earlier run may have
+// left.
 func (s *Stage) Declare(t declare.Topology) {
 	s.declared = append(s.declared, t)
-	// An interrupted example still waits for the broker, and deletes then.
+	// An interrupted example still waits for the broker, and then deletes.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Ctx), tidying)
 	defer cancel()
 	_, err := declare.Delete(ctx, s.Conn.Management(), t)
@@ -169,7 +166,7 @@ func (s *Stage) Declare(t declare.Topology) {
 	s.Say("declared: %d queues, %d exchanges, %d bindings", len(t.Queues), len(t.Exchanges), len(t.Bindings))
 }
 
-// Send publishes messages, each of which the broker must have accepted.
+// Send publishes messages, and waits until the broker has confirmed each.
 func (s *Stage) Send(to address.Address, messages ...*client.Message) {
 	p := Must(client.NewPublisher[*client.Message](s.Ctx, s.Conn, to, client.PublisherConfig{})) // closed with Conn
 	for _, m := range messages {
@@ -177,7 +174,7 @@ func (s *Stage) Send(to address.Address, messages ...*client.Message) {
 	}
 }
 
-// Consume is Conn.Consume in the background, until stop is called or the example ends.
+// Consume runs Conn.Consume in the background, until stop is called or the example ends.
 func (s *Stage) Consume(queue string, h client.Handler, cfg client.ConsumerConfig) (stop func()) {
 	ctx, cancel := context.WithCancel(s.Ctx)
 	done := make(chan struct{})
@@ -196,7 +193,7 @@ func (s *Stage) Consume(queue string, h client.Handler, cfg client.ConsumerConfi
 	return stop
 }
 
-// Take takes n messages from the queue, one at a time; look is called for each.
+// Take consumes n messages from the queue, one at a time, and calls look for each.
 func (s *Stage) Take(queue string, n int, peek func(*client.Message)) {
 	taken := make(chan struct{})
 	left := n
@@ -214,8 +211,8 @@ func (s *Stage) Take(queue string, n int, peek func(*client.Message)) {
 	stop()
 }
 
-// Holds waits until the queue has n messages that are ready. The broker counts them
-// shortly after it has answered for them.
+// Holds waits until the queue has n ready messages. The broker updates this count shortly after
+// it has confirmed a message.
 func (s *Stage) Holds(queue string, n int) {
 	for {
 		info, err := declare.Inspect(s.Ctx, s.Conn.Management(), queue)
@@ -226,12 +223,12 @@ func (s *Stage) Holds(queue string, n int) {
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-s.Ctx.Done():
-			s.Want(false, "%s holds %d messages: it has %d", queue, n, info.Messages)
+			s.Want(false, "the queue %s has %d ready messages: it has %d", queue, n, info.Messages)
 		}
 	}
 }
 
-// tidy ends the consumers and deletes what was declared.
+// tidy stops the consumers and deletes what was declared.
 func (s *Stage) tidy(ctx context.Context) error {
 	for _, stop := range s.stops {
 		stop()
@@ -251,8 +248,8 @@ func (s *Stage) rest() {
 	}
 }
 
-// logger puts the client's warnings and errors among what is said. What an example's
-// handlers see, failed attempts included, the example says itself.
+// logger prints the client's warnings and errors. Failed attempts aren't printed: the examples
+// print their attempts themselves.
 func (s *Stage) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(logWriter{s}, &slog.HandlerOptions{
 		Level: slog.LevelWarn,

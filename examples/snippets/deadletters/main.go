@@ -3,9 +3,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log"
+	"os"
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare/httpapi"
@@ -14,10 +16,10 @@ import (
 
 func main() {
 	ctx := context.Background()
-	conn, err := client.Connect(ctx, "amqp://guest:guest@localhost:5672/", client.Config{})
+	conn, err := client.Connect(ctx, cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/"), client.Config{})
 	check(err)
 	defer conn.Close(ctx)
-	api, err := httpapi.New("http://guest:guest@localhost:15672", "/", httpapi.Config{})
+	api, err := httpapi.New(cmp.Or(os.Getenv("HOPBACK_MANAGEMENT_URL"), "http://guest:guest@localhost:15672"), "/", httpapi.Config{})
 	check(err)
 	d, err := desk.New(conn, desk.Config{HTTP: api})
 	check(err)

@@ -1,10 +1,12 @@
-// Command desk is the program of docs/desk.md: a team's server with the desk at a path.
+// Command desk is the first program of docs/desk.md: the page on this machine.
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"log"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -18,36 +20,24 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	conn, err := client.Connect(ctx, "amqp://guest:guest@localhost:5672/", client.Config{})
+	url := cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/")
+	management := cmp.Or(os.Getenv("HOPBACK_MANAGEMENT_URL"), "http://guest:guest@localhost:15672")
+	conn, err := client.Connect(ctx, url, client.Config{})
 	check(err)
-	api, err := httpapi.New("http://guest:guest@localhost:15672", "/", httpapi.Config{})
+	api, err := httpapi.New(management, "/", httpapi.Config{})
 	check(err)
 
 	d, err := desk.New(conn, desk.Config{HTTP: api})
 	check(err)
-	page, err := web.New(d, web.Config{
-		Writable:   true,
-		DiscardDir: "/var/lib/orders/discarded",
-		Authorize: func(r *http.Request, a web.Access) (who string, err error) {
-			user, operator, err := signedIn(r) // your own login
-			if err == nil && a.Action != web.ActionView && !operator {
-				err = errors.New(user + " isn't an operator")
-			}
-			return user, err
-		},
-	})
+	page, err := web.New(d, web.Config{}) // read-only, and only for this machine
 	check(err)
-	http.Handle("/ops/dead/", http.StripPrefix("/ops/dead", page))
-	server := &http.Server{Addr: ":8443"}
-	go func() { check(server.ListenAndServeTLS("cert.pem", "key.pem")) }()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	check(err)
+	fmt.Printf("Open http://%s/\n", listener.Addr())
+	go func() { check(http.Serve(listener, page)) }()
 
 	<-ctx.Done()
-	check(page.Shutdown(context.Background())) // stops replays, and returns all messages to their queues
-}
-
-// signedIn is where your server recognizes its users.
-func signedIn(*http.Request) (user string, operator bool, err error) {
-	return "", false, errors.New("not signed in")
+	check(page.Shutdown(context.Background())) // returns all messages to their queues
 }
 
 func check(err error) {

@@ -2,16 +2,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log"
 	"net/http"
+	"os"
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/health"
 )
 
 func main() {
-	conn, err := client.Connect(context.Background(), "amqp://guest:guest@localhost:5672/", client.Config{})
+	conn, err := client.Connect(context.Background(), cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/"), client.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}

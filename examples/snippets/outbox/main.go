@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log"
 	"os"
@@ -30,7 +31,7 @@ func main() {
 	check(postgres.Migrate(ctx, pool)) // creates the tables, or does nothing
 	_, err = pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY)")
 	check(err)
-	conn, err := client.Connect(ctx, "amqp://guest:guest@localhost:5672/", client.Config{})
+	conn, err := client.Connect(ctx, cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/"), client.Config{})
 	check(err)
 	orders := declare.QuorumQueue{Name: "orders", DeadLetter: declare.ToQueue("orders.dead")}
 	dead := declare.QuorumQueue{Name: "orders.dead", DeadLetter: declare.Drop()}

@@ -2,9 +2,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -27,7 +29,7 @@ var prices = map[string]int{"apple": 50, "pear": 70}
 
 func main() {
 	ctx, stop := context.WithCancel(context.Background())
-	conn, err := client.Connect(ctx, "amqp://guest:guest@localhost:5672/", client.Config{})
+	conn, err := client.Connect(ctx, cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/"), client.Config{})
 	check(err)
 	policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(time.Second)}
 	topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "quotes", DeliveryLimit: 5})

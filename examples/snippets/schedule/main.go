@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log"
 	"os"
@@ -23,7 +24,7 @@ type Reminder struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	conn, err := client.Connect(ctx, "amqp://guest:guest@localhost:5672/", client.Config{})
+	conn, err := client.Connect(ctx, cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/"), client.Config{})
 	check(err)
 	defer conn.Close(context.Background())
 
@@ -41,7 +42,7 @@ func main() {
 
 	p, err := schedule.NewPublisher[Reminder](ctx, conn, address.Queue("reminders"), schedule.PublisherConfig{})
 	check(err)
-	scheduled, err := p.Publish(ctx, schedule.After(10*time.Second), Reminder{Invoice: "17"})
+	scheduled, err := p.Publish(ctx, schedule.After(2*time.Second), Reminder{Invoice: "17"})
 	check(err) // nil only when the broker has stored it
 	log.Println("due at", scheduled.Due)
 

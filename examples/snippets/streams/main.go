@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log"
 	"os"
@@ -22,7 +23,7 @@ type Order struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	conn, err := client.Connect(ctx, "amqp://guest:guest@localhost:5672/", client.Config{})
+	conn, err := client.Connect(ctx, cmp.Or(os.Getenv("HOPBACK_URL"), "amqp://guest:guest@localhost:5672/"), client.Config{})
 	check(err)
 	defer conn.Close(context.Background())
 	topology := declare.Topology{Queues: []declare.Queue{

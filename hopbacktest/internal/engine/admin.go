@@ -65,7 +65,7 @@ func (b *Broker) DeclareExchange(vhost, name string, spec ExchangeSpec) (bool, e
 	switch {
 	case err != nil:
 		return false, err
-	case !exchangeType(spec.Type):
+	case !b.version.hasExchangeType(spec.Type):
 		return false, Refusal("unknown exchange type '" + spec.Type + "'")
 	}
 	_, is, text := v.declareExchange(exchangeDeclaration{name, spec.Type, spec.Durable, spec.AutoDelete, spec.Internal, tableOf(spec.Arguments)})
@@ -120,8 +120,8 @@ func (b *Broker) Bind(i BindingInfo) (string, error) {
 	return "", nil
 }
 
-// Unbind removes the binding between two ends that has these Properties, in which the
-// key may be as it is.
+// Unbind removes the binding between two ends that has these Properties. The key in them
+// doesn't have to be escaped.
 func (b *Broker) Unbind(i BindingInfo) error {
 	b.lock()
 	defer b.unlock()

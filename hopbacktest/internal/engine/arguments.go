@@ -17,7 +17,8 @@ var (
 	argumentsQuorum43 = slices.Concat(argumentsQuorum40, []string{
 		"x-consumer-disconnected-timeout", "x-consumer-timeout", "x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max",
 	})
-	argumentsClassic = []string{
+	argumentsQuorum44 = slices.Concat(argumentsQuorum43, []string{"x-member-placement-tag"})
+	argumentsClassic  = []string{
 		"x-expires", "x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key", "x-max-length", "x-max-length-bytes",
 		"x-max-priority", "x-overflow", "x-queue-mode", "x-queue-version", "x-single-active-consumer", "x-queue-type",
 		"x-queue-master-locator", "x-queue-leader-locator",
@@ -34,6 +35,8 @@ func (v *version) arguments(kind string) []string {
 		return argumentsClassic
 	case kind == typeStream:
 		return argumentsStream
+	case v.newest:
+		return argumentsQuorum44
 	case v.newer:
 		return argumentsQuorum43
 	}
@@ -109,6 +112,12 @@ var checks = []struct {
 	{"x-stream-filter-size-bytes", checkNatural},
 	{"x-initial-cluster-size", checkSize},
 	{"x-queue-leader-locator", oneOf("invalid_queue_locator_arg", "client-local", "balanced")},
+	{"x-member-placement-tag", func(a argument, all table) string {
+		if a.value == "" {
+			return "invalid_member_placement_tag_arg"
+		}
+		return checkText(a, all)
+	}},
 }
 
 func checkInt(a argument) string {
@@ -189,8 +198,7 @@ func checkAge(a argument, all table) string {
 	return ""
 }
 
-// checkArguments says what is wrong with a new queue's arguments, of which one is its
-// type.
+// checkArguments returns what is wrong with a new queue's arguments, which include its type.
 func (v *version) checkArguments(args table, what string) (kind, problem string) {
 	a, _ := args.get("x-queue-type")
 	invalid := func(name, text string) string { return "invalid arg '" + name + "' for " + what + ": " + text }

@@ -41,8 +41,16 @@ type Broker struct {
 type version struct {
 	full  string
 	newer bool // 4.3 and later
+	// newest is 4.4 and later: queues hold published messages until their time, and consumers
+	// claim parked ones.
+	newest bool
 	// durableByDefault is whether a message without a header is durable.
 	durableByDefault bool
+}
+
+func versionOf(full string) version {
+	newer := !strings.HasPrefix(full, "4.0.")
+	return version{full, newer, strings.HasPrefix(full, "4.4."), !newer}
 }
 
 // New starts a Broker. It is to be closed.
@@ -53,11 +61,12 @@ func New(cfg Config) (*Broker, error) {
 		full = "4.3.6"
 	case "4.0":
 		full = "4.0.5"
-	case "4.3.6", "4.0.5":
+	case "4.4":
+		full = "4.4.0"
+	case "4.4.0", "4.3.6", "4.0.5":
 	default:
-		return nil, fmt.Errorf("hopbacktest: no version %q: use 4.3.6 or 4.0.5", cfg.Version)
+		return nil, fmt.Errorf("hopbacktest: no version %q: use 4.4.0, 4.3.6, or 4.0.5", cfg.Version)
 	}
-	newer := !strings.HasPrefix(full, "4.0.")
 	orElse(&cfg.Node, "rabbit@memory")
 	if !slices.Contains(cfg.Nodes, cfg.Node) {
 		cfg.Nodes = append([]string{cfg.Node}, cfg.Nodes...)
@@ -69,7 +78,7 @@ func New(cfg Config) (*Broker, error) {
 	orElse(&cfg.MaxBytes, 1<<30)
 	orElse(&cfg.MaxLog, 10_000)
 	b := &Broker{
-		cfg: cfg, version: version{full, newer, !newer}, started: time.Now(), running: true,
+		cfg: cfg, version: versionOf(full), started: time.Now(), running: true,
 		vhosts: map[string]*vhost{}, users: map[string]*User{}, alarms: map[Alarm]bool{},
 	}
 	b.lock()
@@ -114,8 +123,12 @@ func (q *queue) halt() {
 	}
 }
 
-// Version is the full version, "4.3.6" or "4.0.5".
-func (b *Broker) Version() string { return b.version.full }
+// Version is the full version, "4.4.0", "4.3.6", or "4.0.5".
+func (b *Broker) Version() string {
+	b.peek()
+	defer b.mu.Unlock()
+	return b.version.full
+}
 
 func (b *Broker) lock() { b.mu.Lock() }
 

@@ -190,7 +190,7 @@ func TestClassicQueuesDropWhatComesBackBeforeTheyDeliverIt(t *testing.T) {
 }
 
 // The single active consumer of a classic queue stays until it goes. Then the first of the
-// highest priority is next, whether it has credit or not. All are told what is in the queue.
+// highest priority is next, whether it has credit or not. All get the queue's count.
 func TestSingleActiveConsumersOfClassicQueuesStay(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
 		l.queue("c", "classic", m{"x-single-active-consumer": true})

@@ -5,7 +5,7 @@ import "time"
 // Config says which broker it is. The zero value is RabbitMQ 4.3.6 with the user guest,
 // whose password is guest, and the virtual host "/".
 type Config struct {
-	// Version is "4.3.6" or "4.0.5", or the same shortened to "4.3" and "4.0".
+	// Version is "4.4.0", "4.3.6", or "4.0.5", or the same shortened to "4.4", "4.3", and "4.0".
 	// Default: "4.3.6".
 	Version string
 	// Node is the name of the node. Default: "rabbit@memory".

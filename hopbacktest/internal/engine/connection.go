@@ -110,7 +110,7 @@ func (e *Event) taken() {
 	}
 }
 
-// emit tells the client something.
+// emit queues an event for the client.
 func (c *Connection) emit(e Event) {
 	if c.over || e.Consumer != nil && e.Consumer.ghost {
 		return
@@ -210,7 +210,7 @@ func (c *Connection) Begin() *Session {
 	return s
 }
 
-// queueGone tells the connection's publishers that a queue was deleted. RabbitMQ tells the
+// queueGone notifies the connection's publishers that a queue was deleted. RabbitMQ tells the
 // sessions that have published to it, and those that consume from it.
 func (c *Connection) queueGone(q *queue, consumes map[*Session]bool) {
 	for _, s := range c.sessions {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/hopback/hopback/internal/frames"
@@ -16,7 +17,7 @@ type Consumer struct {
 	name    string
 	attach  *frames.Attach
 	settled bool // what it gets is settled
-	// dropsQueue is set for a link with a queue of its own.
+	// dropsQueue is set for a link whose queue is deleted with it.
 	dropsQueue bool
 	serial     uint64 // in the order of attaching
 	priority   int64
@@ -29,17 +30,19 @@ type Consumer struct {
 	count      uint32 // the link's delivery-count
 	drain      bool
 	draining   bool // the answer to a drain waits for the wire
-	timedOut   bool // it holds messages that were taken back
+	timedOut   bool // it holds messages that were revoked
 	quiescing  bool // another one is to be the single active one
-	unnotified bool // it isn't told that it is active no more
+	unnotified bool // it isn't notified that it is no longer active
 	ghost      bool // its link is gone, and the queue doesn't know
 	nextID     uint64
 	oldest     *Delivery // the unsettled deliveries, in their order
 	newest     *Delivery
 	held       int
-	late       int // of those that were taken back
+	late       int // of those that were revoked
 	active     bool
 	notified   bool // the client knows active
+	// claims are parked messages that it has claimed and not got yet, by token.
+	claims map[string][]*delayItem
 }
 
 // Attach is the broker's answer to the attach frame, without name and handle.
@@ -167,7 +170,7 @@ func (q *queue) portion(all []*Delivery, n int) (from, to int) {
 	return 0, to
 }
 
-// delivery is a message as it is delivered now.
+// delivery is a message in the form in which it is delivered now.
 func (q *queue) delivery(e *entry) *Delivery {
 	acquired := e.acquired
 	if acquired == 0 { // what it brought along by dead-lettering is shown in its place
@@ -187,7 +190,7 @@ func (q *queue) hold(c *Consumer, e *entry) *Delivery {
 	if q.kind == typeClassic { // it numbers its messages
 		d.id = e.index - 1
 		if c.settled && e == q.fresh {
-			q.index-- // but not those that it needn't keep
+			q.index-- // but not those that it doesn't have to keep
 		}
 	}
 	if d.prev = c.newest; d.prev != nil {
@@ -251,9 +254,42 @@ func (c *Consumer) quiesced(returned bool) {
 	}
 }
 
+// maxTokens is how many tokens a flow frame may have.
+const maxTokens = 256
+
+// Tokens are those of the parked messages that the properties of a client's flow frame claim. They
+// aren't looked at before RabbitMQ 4.4. A fault has ended the session.
+func (c *Consumer) Tokens(properties frames.Map) ([]string, *Fault) {
+	const key = "rabbitmq:deferral-tokens"
+	b := c.session.conn.b
+	v, ok := properties.Get(key)
+	if !ok || !b.version.newest {
+		return nil, nil
+	}
+	refused := func(format string, args ...any) ([]string, *Fault) {
+		b.lock()
+		defer b.unlock()
+		text := key + " must " + fmt.Sprintf(format, args...)
+		return nil, c.session.fail(&Fault{ScopeSession, &frames.Error{Condition: "amqp:invalid-field", Description: text}})
+	}
+	array, ok := v.(frames.Array)
+	if !ok || array.Type != frames.CodeString32 {
+		return refused("be an array of AMQP type utf8, got: %s", term(v))
+	}
+	if n := len(array.Elements); n > maxTokens {
+		return refused("contain at most %d tokens, got: %d", maxTokens, n)
+	}
+	tokens := make([]string, len(array.Elements))
+	for i, e := range array.Elements {
+		tokens[i], _ = e.(string)
+	}
+	return tokens, nil
+}
+
 // Flow takes the link's fields of a client's flow frame: delivery-count, link-credit,
-// drain, echo. The engine counts the credit.
-func (c *Consumer) Flow(flow *frames.Flow) {
+// drain, echo. The engine counts the credit. Messages that are parked under one of tokens are
+// delivered first; other tokens are ignored.
+func (c *Consumer) Flow(flow *frames.Flow, tokens ...string) {
 	b := c.session.conn.b
 	b.lock()
 	defer b.unlock()
@@ -261,6 +297,7 @@ func (c *Consumer) Flow(flow *frames.Flow) {
 		return
 	}
 	q := c.queue
+	q.delayed.claim(c, tokens)
 	c.credit = uint32(max(0, int32(flow.DeliveryCount.Or(0)+flow.LinkCredit.Or(0)-c.count)))
 	c.drain, c.draining = flow.Drain, false
 	q.service.add(c)
@@ -273,7 +310,7 @@ func (c *Consumer) Flow(flow *frames.Flow) {
 	} else {
 		c.drained()
 	}
-	// RabbitMQ 4.3 tells each consumer of a quorum queue once that it is active.
+	// RabbitMQ 4.3 notifies each consumer of a quorum queue once that it is active.
 	notified := q.b.version.newer && q.quorum() && !c.notified
 	if (flow.Drain && !c.draining || flow.Echo || notified) && c.attached {
 		c.notify(flow.Drain && !c.draining)
@@ -363,6 +400,7 @@ func (c *Consumer) cancel(down bool) {
 	}
 	c.session.conn.purge(func(e *Event) bool { return e.Consumer == c && !e.written })
 	q.idleSince = q.b.now()
+	q.delayed.release(c)
 	if haunts {
 		// With its last message RabbitMQ 4.3 makes it one of those that wait, and then forgets to
 		// remove it there. It goes when its session does, if that is still to come.

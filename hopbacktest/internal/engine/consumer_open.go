@@ -102,9 +102,17 @@ func (s *Session) consumerAttach(c *Consumer, attach *frames.Attach, source fram
 		mode = 1
 	}
 	return &frames.Attach{
-		Role: frames.RoleSender, Source: &source, Target: attach.Target, SenderSettleMode: frames.Some(mode),
+		Role: frames.RoleSender, OfferedCapabilities: c.queue.offers(), Source: &source, Target: attach.Target, SenderSettleMode: frames.Some(mode),
 		ReceiverSettleMode: attach.ReceiverSettleMode, InitialDeliveryCount: frames.Some[uint32](0), MaxMessageSize: attach.MaxMessageSize,
 	}
+}
+
+// offers are the capabilities that RabbitMQ offers on links to a queue, which may be nil.
+func (q *queue) offers() []frames.Symbol {
+	if q == nil || !q.quorum() || !q.b.version.newest {
+		return nil
+	}
+	return []frames.Symbol{"rabbitmq:deferral-tokens"}
 }
 
 // effective are the filters that RabbitMQ says to be in place. A quorum queue ignores them

@@ -43,7 +43,7 @@ func (b *Broker) SetAlarm(a Alarm, on bool) {
 
 // Stop stops the broker: connections end without a word, and Connect and Authenticate
 // fail until Start. What was confirmed stays; exclusive queues, and messages of classic
-// queues that aren't durable, go. Time goes on: what expires meanwhile does so at the start.
+// queues that aren't durable, go. Time passes: messages that expire in between do so at the start.
 func (b *Broker) Stop() {
 	b.lock()
 	defer b.unlock()
@@ -61,7 +61,7 @@ func (b *Broker) stop() {
 	for _, v := range b.vhosts {
 		for _, q := range v.sortedQueues() {
 			q.halt()
-			// What a publisher hasn't been told is stored isn't.
+			// Messages that weren't confirmed to the publisher aren't stored.
 			q.backlog, q.unconfirmed = nil, nil
 			q.settleOwed()
 			switch {
@@ -120,7 +120,29 @@ func (b *Broker) Start() {
 	}
 }
 
-// restart has a worker begin anew: what was under way is sent again.
+// SetVersion makes a stopped broker another version from its next start on. Queues of 4.0 don't become
+// newer ones.
+func (b *Broker) SetVersion(full string) {
+	b.lock()
+	defer b.unlock()
+	b.version = versionOf(full)
+}
+
+// TransientQueues are the names of queues that RabbitMQ 4.4 refuses: they are neither durable nor exclusive.
+func (b *Broker) TransientQueues() (names []string) {
+	b.peek()
+	defer b.mu.Unlock()
+	for _, v := range b.vhosts {
+		for _, q := range v.sortedQueues() {
+			if !q.durable && q.exclusive == nil {
+				names = append(names, q.name)
+			}
+		}
+	}
+	return names
+}
+
+// restart makes a worker start over: everything in flight is sent again.
 func (w *worker) restart() {
 	for i := len(w.pending) - 1; i >= 0; i-- {
 		l := w.pending[i]
@@ -169,7 +191,7 @@ func (b *Broker) EmptyQueue(vhost, queue string) error {
 
 // MoveLeader moves a queue's leader to another node. Consumers and publishers stay attached,
 // as with RabbitMQ; what was delivered and not settled stays with its consumer. The dead-letter
-// worker begins anew: what it has under way is sent again.
+// worker starts over: everything in flight is sent again.
 func (b *Broker) MoveLeader(vhost, queue, node string) error {
 	b.lock()
 	defer b.unlock()
@@ -189,7 +211,7 @@ func (b *Broker) MoveLeader(vhost, queue, node string) error {
 }
 
 // Freeze makes a queue do nothing, as one without a leader, until thaw is called. What
-// is published to it meanwhile is not stored, nor answered; settlements wait, too.
+// is published to it until then is neither stored nor answered; settlements wait, too.
 func (b *Broker) Freeze(vhost, name string) (thaw func(), err error) {
 	return b.hold(vhost, name, func(q *queue) *int { return &q.frozen }, func(q *queue) {
 		q.settleOwed()

@@ -275,14 +275,14 @@ func TestAnnotationsCountForWhatABrokerHolds(t *testing.T) {
 			}
 			r.flow(1)
 		}
-		assert.True(t, failed, "it holds whatever a consumer adds")
+		assert.True(t, failed, "it stores all annotations that a consumer adds")
 		require.NoError(t, b.ForgetQueue("/", "q"))
 		assert.Zero(t, b.bytes)
 		assert.Zero(t, b.messages)
 	})
 }
 
-// What queues hold is counted right whatever becomes of it.
+// The counts of queues are right in every case.
 func TestNothingIsLeftInTheCounts(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
 		l.quorum("q", m{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "d", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish", "x-delivery-limit": int64(0)})
@@ -347,7 +347,7 @@ func TestSettledLinks(t *testing.T) {
 	})
 }
 
-// RabbitMQ 4.3 looks for ever for a message that it can drop.
+// RabbitMQ 4.3 searches endlessly for a message that it can drop.
 func TestAQueueWithMoreDelayedThanItMayHoldHangs(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
 		l.quorum("q", m{"x-max-length": int64(1)})

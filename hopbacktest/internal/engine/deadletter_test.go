@@ -137,7 +137,7 @@ func TestExpiredBehindAHigherPriorityWaits(t *testing.T) {
 		}
 		send(0, frames.Some[uint32](1000), "low")
 		send(9, frames.Optional[uint32]{}, "high")
-		wait(time.Hour) // for ever, if the queue looked at it again and again
+		wait(time.Hour) // it would never end if the queue tried again and again
 		r := l.reader("work", 10)
 		_, msg := r.next()
 		assert.Equal(t, "high", text(msg))
@@ -215,7 +215,7 @@ func TestAtMostOnceDropsWhatHasNoWay(t *testing.T) {
 	})
 }
 
-// 32 letters are under way at once. What has no way, or is rejected, is tried again every 180 s.
+// 32 dead letters are in flight at once. One that can't be routed, or is rejected, is retried every 180 s.
 func TestAtLeastOnceKeepsAndStallsAndTriesAgain(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
 		l.quorum("delay", toward("dlx", "", true, m{"x-message-ttl": int64(1000)}))

@@ -14,7 +14,7 @@
 //	fault = session.Settle(deliveries, state)
 //	reply, fault := session.Request(message)
 //
-// These calls never wait. Whatever is to be told to the client later is an [Event] of its
+// These calls never wait. Everything that the client gets later is an [Event] of its
 // Connection. The events of a connection are in order. The goroutine that writes a
 // connection's frames waits for Ready and takes the events that have come:
 //

@@ -35,7 +35,7 @@ const (
 	// without handle and session fields.
 	EventFlowed
 	// Revoked: RabbitMQ sends released, not settled, for Delivery, whose consumer has
-	// held it too long. It goes on counting as unsettled until the client settles it.
+	// held it too long. It still counts as unsettled until the client settles it.
 	EventRevoked
 	// Detached: the link of Consumer or Publisher has ended with Err.
 	EventDetached
@@ -49,7 +49,7 @@ const (
 	EventUnblocked
 )
 
-// Event is something that a client is to be told.
+// Event is something that a client must be notified of.
 type Event struct {
 	Kind      EventKind
 	Session   *Session

@@ -1,8 +1,12 @@
 package engine
 
 import (
+	"cmp"
 	"math/rand/v2"
+	"slices"
 	"strings"
+
+	"github.com/hopback/hopback/internal/phash2"
 )
 
 // exchange is an exchange of any type.
@@ -18,7 +22,8 @@ type exchange struct {
 
 	direct map[string][]*binding
 	topics *topic
-	stale  bool // direct and topics are to be made anew
+	sorted []*binding // by destination
+	stale  bool       // direct, topics, and sorted must be rebuilt
 	// cache has the queues of routing keys, as of a topology.
 	cache   map[string][]*queue
 	cached  uint64
@@ -33,6 +38,9 @@ const (
 	typeHeaders = "headers"
 	// typeRandom routes to one of its queues.
 	typeRandom = "x-local-random"
+	// typeModulus routes to one of its bindings, chosen by a hash of the routing keys. It is in the
+	// core from RabbitMQ 4.3 on.
+	typeModulus = "x-modulus-hash"
 )
 
 // binding is a binding to a queue or to an exchange.
@@ -57,7 +65,7 @@ func (b *binding) same(other *binding) bool {
 
 // index has the exchange find its bindings by key.
 func (x *exchange) index() {
-	x.direct, x.topics, x.stale = nil, nil, false
+	x.direct, x.topics, x.sorted, x.stale = nil, nil, nil, false
 	switch x.kind {
 	case typeDirect:
 		x.direct = map[string][]*binding{}
@@ -69,6 +77,12 @@ func (x *exchange) index() {
 		for _, b := range x.bindings {
 			x.topics.add(words(b.key), b)
 		}
+	case typeModulus:
+		x.sorted = slices.SortedFunc(slices.Values(x.bindings), func(a, b *binding) int {
+			aKind, aName := a.destination()
+			bKind, bName := b.destination()
+			return cmp.Or(strings.Compare(aKind, bKind), strings.Compare(aName, bName))
+		})
 	}
 }
 
@@ -95,6 +109,10 @@ func (x *exchange) matches(m *message, headers func() map[string]any, f func(*bi
 	case typeRandom:
 		if len(x.bindings) > 0 {
 			f(x.bindings[rand.IntN(len(x.bindings))])
+		}
+	case typeModulus:
+		if n := uint32(len(x.sorted)); n > 0 {
+			f(x.sorted[phash2.Strings(m.keys...)%n])
 		}
 	case typeHeaders:
 		for _, b := range x.bindings {

@@ -26,8 +26,8 @@ func fuzzed(t testing.TB, version string) (*Broker, *Connection, *Session) {
 	return b, c, c.Begin()
 }
 
-// Whatever is published to whatever address ends in an answer, and what is stored can be
-// delivered, given back, rejected and looked at.
+// Every message to every address gets an answer, and a stored message can be delivered,
+// returned, rejected, and read.
 func FuzzPublish(f *testing.F) {
 	f.Add("/queues/q", encoded(f, nil, "m"), []byte(nil))
 	f.Add("/exchanges/amq.topic/a.b", encoded(f, func(m *frames.Message) {
@@ -69,7 +69,7 @@ func FuzzPublish(f *testing.F) {
 	})
 }
 
-// Whatever is asked of the management is answered, or ends the session.
+// Every management request is answered, or ends the session.
 func FuzzRequest(f *testing.F) {
 	f.Add("PUT", "/queues/q", []byte{0xc1, 1, 0})
 	f.Add("GET", "/bindings?src=amq.topic&dstq=q&key=%23", []byte{0x40})

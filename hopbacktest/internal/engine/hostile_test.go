@@ -12,7 +12,7 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// soon fails a test whose part takes long in real time: the lock is held meanwhile.
+// soon fails a test whose part takes long in real time, since it holds the lock.
 func soon(t *testing.T, do func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -121,7 +121,7 @@ func TestMessagesThatAreNone(t *testing.T) {
 	})
 }
 
-// Whatever is done after the end does nothing.
+// Calls after the end do nothing.
 func TestThingsThatHaveEnded(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
 		l.quorum("q", nil)

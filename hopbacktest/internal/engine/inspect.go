@@ -154,12 +154,7 @@ func (b *Broker) Messages(vhost, name string) ([]MessageInfo, error) {
 		}
 	}
 	waiting := slices.Clone(q.delayed.h)
-	slices.SortFunc(waiting, func(a, b delayItem) int {
-		if (delayHeap{a, b}).Less(0, 1) {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(waiting, (*delayItem).before)
 	for _, d := range waiting {
 		add(StateDelayed, d.e).Due = time.UnixMilli(d.at)
 	}

@@ -189,7 +189,7 @@ type reader struct {
 	events []Event
 }
 
-// reader attaches to a queue on a session of its own, with credit.
+// reader attaches to a queue on a separate session, with credit.
 func (l *lab) reader(queue string, credit uint32, edit ...func(*frames.Attach)) *reader {
 	l.t.Helper()
 	attach := &frames.Attach{Name: "r", Role: frames.RoleReceiver, Source: &frames.Source{Address: "/queues/" + url.PathEscape(queue)}}

@@ -22,7 +22,7 @@ const (
 	logExpired      = "expired"
 	logDead         = "dead-lettered"
 	logDropped      = "dropped"
-	logRevoked      = "taken back"
+	logRevoked      = "revoked"
 	logHung         = "queue hangs"
 	logDeclared     = "queue declared"
 	logDeleted      = "queue deleted"
@@ -31,7 +31,7 @@ const (
 	logDisconnected = "disconnected"
 )
 
-// line is an Entry as it is kept.
+// line is an Entry in the form in which it is stored.
 type line struct {
 	at    int64
 	kind  string

@@ -139,7 +139,7 @@ func pathSegments(path string) []string {
 	return segments
 }
 
-// fields reads the map of a request's body. Each known field has a type of its own.
+// fields reads the map of a request's body. Each known field has its own type.
 func fields(body any, into map[string]any) (problem string, fault *Fault) {
 	m, ok := body.(frames.Map)
 	if !ok {

@@ -34,7 +34,7 @@ func (s *Session) putExchange(name string, body any) (answer, *Fault) {
 	switch {
 	case problem != "":
 		return no(400, prefixed("bad exchange property", problem)), nil
-	case !exchangeType(d.kind):
+	case !v.b.version.hasExchangeType(d.kind):
 		return no(400, "unknown exchange type '"+d.kind+"'"), nil
 	case name == "":
 		return notTheDefault, nil
@@ -67,8 +67,16 @@ func (s *Session) putExchange(name string, body any) (answer, *Fault) {
 	return answer{status: 204}, nil
 }
 
-func exchangeType(kind string) bool {
-	return slices.Contains([]string{typeDirect, typeFanout, typeTopic, typeHeaders, typeRandom}, kind)
+// atom is the name of an exchange type as Erlang prints it.
+func atom(kind string) string {
+	if strings.Contains(kind, "-") {
+		return "'" + kind + "'"
+	}
+	return kind
+}
+
+func (v *version) hasExchangeType(kind string) bool {
+	return kind == typeModulus && v.newer || slices.Contains([]string{typeDirect, typeFanout, typeTopic, typeHeaders, typeRandom}, kind)
 }
 
 // declareExchange finds or makes an exchange. The text is RabbitMQ's refusal.
@@ -81,7 +89,7 @@ func (v *vhost) declareExchange(d exchangeDeclaration) (x *exchange, is bool, te
 	}
 	what := v.what(kindExchange, d.name)
 	for _, f := range [][3]string{
-		{"type", x.kind, d.kind}, {"durable", strconv.FormatBool(x.durable), strconv.FormatBool(d.durable)},
+		{"type", atom(x.kind), atom(d.kind)}, {"durable", strconv.FormatBool(x.durable), strconv.FormatBool(d.durable)},
 		{"auto_delete", strconv.FormatBool(x.autoDelete), strconv.FormatBool(d.autoDelete)},
 		{"internal", strconv.FormatBool(x.internal), strconv.FormatBool(d.internal)},
 	} {

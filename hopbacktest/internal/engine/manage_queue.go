@@ -146,6 +146,9 @@ func (v *vhost) declare(d declaration, owner *Connection) (q *queue, is bool, st
 	if problem != "" {
 		return nil, false, 409, problem
 	}
+	if v.b.version.newest && !d.durable && owner == nil {
+		return nil, false, 400, transientDenied
+	}
 	if kind != typeClassic {
 		property := ""
 		switch {
@@ -165,6 +168,12 @@ func (v *vhost) declare(d declaration, owner *Connection) (q *queue, is bool, st
 	}
 	return v.addQueue(d.name, kind, d.durable, d.autoDelete, owner, d.args), true, 0, ""
 }
+
+// transientDenied refuses transient queues that aren't exclusive, as RabbitMQ 4.4 does by default.
+const transientDenied = "Feature `transient_nonexcl_queues` is deprecated.\nBy default, this feature is not permitted anymore.\n" +
+	"The feature will be removed from a future major RabbitMQ version, regardless of the configuration; actual version to be determined.\n" +
+	"To continue using this feature when it is not permitted by default, set the following parameter in your configuration:\n" +
+	"    \"deprecated_features.permit.transient_nonexcl_queues = true\""
 
 func lockedText(what string) string {
 	return "cannot obtain exclusive access to locked " + what + ". It could be originally declared on another connection or the " +

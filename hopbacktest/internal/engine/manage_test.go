@@ -299,6 +299,6 @@ func TestPolicyOfAnExchange(t *testing.T) {
 func TestVersionsThatThereAreNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, err := New(Config{Version: "3.13"})
-		assert.ErrorContains(t, err, "use 4.3.6 or 4.0.5")
+		assert.ErrorContains(t, err, "use 4.4.0, 4.3.6, or 4.0.5")
 	})
 }

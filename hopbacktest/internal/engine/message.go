@@ -8,7 +8,7 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// message is a message as it was published, or dead-lettered. It is never changed once it
+// message is a message in the form in which it was published or dead-lettered. It is never changed once it
 // is in a queue: several queues and deliveries have it.
 type message struct {
 	sections
@@ -200,7 +200,7 @@ func keysOf(m frames.Map) func(key string) bool {
 	return func(key string) bool { return keys[key] }
 }
 
-// copyFor is the message as it goes on from a queue by dead-lettering.
+// copyFor is the copy of the message that a queue dead-letters.
 func (e *entry) copyFor() *message {
 	m := *e.msg
 	m.first, m.used = entry{}, false

@@ -40,6 +40,7 @@ var (
 		"max-in-memory-length", "max-in-memory-bytes",
 	}
 	operatorKeys43 = []string{"delayed-retry-type", "delayed-retry-min", "delayed-retry-max"}
+	operatorKeys44 = []string{"member-placement-tag"}
 	policyKeys     = []string{
 		"dead-letter-exchange", "dead-letter-routing-key", "dead-letter-strategy", "alternate-exchange", "queue-leader-locator", "max-age",
 		"stream-max-segment-size-bytes", "queue-mode", "initial-cluster-size", "stream-filter-size-bytes", "consumer-timeout",
@@ -49,7 +50,7 @@ var (
 
 // policyKey says whether a policy, or an operator policy, may have a key.
 func (v *version) policyKey(name string, operator bool) bool {
-	return slices.Contains(operatorKeys, name) || v.newer && slices.Contains(operatorKeys43, name) ||
+	return slices.Contains(operatorKeys, name) || v.newer && slices.Contains(operatorKeys43, name) || v.newest && slices.Contains(operatorKeys44, name) ||
 		!operator && (slices.Contains(policyKeys, name) || v.newer && slices.Contains(policyKeys43, name))
 }
 

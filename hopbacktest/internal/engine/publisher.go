@@ -22,7 +22,7 @@ type Publisher struct {
 	keys      []string
 	anonymous bool
 	queue     string // of an address /queues/:q
-	drops     *queue // a queue of its own
+	drops     *queue // a queue that is deleted with the link
 	open      bool
 	waiting   []*pending
 	untaken   int    // outcomes that the wire hasn't taken
@@ -51,7 +51,7 @@ func (p *Publisher) Unconfirmed() int {
 	return len(p.waiting) + p.untaken
 }
 
-// Close closes the link at the client's wish. Its messages that are under way have no
+// Close closes the link at the client's wish. Its messages in flight have no
 // outcome any more.
 func (p *Publisher) Close() {
 	b := p.session.conn.b
@@ -100,7 +100,7 @@ func (p *Publisher) Publish(id uint32, settled bool, payload []byte) *Fault {
 	}
 	if b.overfull() {
 		if !settled {
-			p.confirm(id, rejection("memory", "this broker holds as much as it was configured to"))
+			p.confirm(id, rejection("memory", "this broker has reached its configured limit"))
 		}
 		return nil
 	}

@@ -191,7 +191,13 @@ func (q *queue) enqueue(m *message, from any) bool {
 	q.poison = q.poison || m.poisoned
 	q.bytes += q.size(m)
 	q.b.count(1, m.weight)
-	q.ready.push(e)
+	if at := m.deliveryTime(); at > q.b.now() && q.b.version.newest && q.quorum() && from != nil {
+		q.b.log(q, logDelayed, m)
+		q.delayed.push(at, e)
+		q.wake(at)
+	} else {
+		q.ready.push(e)
+	}
 	q.fresh = e
 	q.published++
 	q.b.log(q, logPublished, m)
@@ -213,7 +219,7 @@ func (q *queue) fullClassic(m *message) bool {
 		q.maxBytes >= 0 && q.bytes+q.size(m) > q.maxBytes
 }
 
-// shorter is the smaller of two times of which either may be -1, none.
+// shorter is the smaller of two times. Either can be -1, which means none.
 func shorter(a, b int64) int64 {
 	if a < 0 || b >= 0 && b < a {
 		return b
@@ -249,6 +255,7 @@ func (q *queue) run() {
 		if q.ttls {
 			q.expire(false)
 		}
+		q.deliverClaimed()
 		if q.ready.n == 0 {
 			break
 		}
@@ -324,8 +331,8 @@ func (q *queue) enforce() {
 	}
 }
 
-// hang is what becomes of a queue of RabbitMQ 4.3 that has more delayed messages than it may
-// hold: it looks for ever for one that it can drop, and does nothing else any more.
+// hang is what becomes of a queue of RabbitMQ 4.3 or later that has more delayed messages than it
+// may hold: it searches endlessly for one that it can drop, and does nothing else any more.
 func (q *queue) hang() {
 	if q.quorum() && q.b.version.newer && q.delayed.len() > 0 && !q.hung {
 		q.hung = true
@@ -342,7 +349,7 @@ func (q *queue) purge() int {
 		q.forget(q.next())
 		n++
 	}
-	q.ready.counter = 0 // RabbitMQ 4.0 begins anew with its turns, too
+	q.ready.counter = 0 // RabbitMQ 4.0 starts over with its turns, too
 	for {
 		e := q.delayed.pop()
 		if e == nil {

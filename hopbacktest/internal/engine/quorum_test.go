@@ -463,7 +463,7 @@ func TestDropHead(t *testing.T) {
 }
 
 // A single active consumer that is to give way, and goes with messages in its hands, stays in
-// a queue of RabbitMQ 4.3 for ever.
+// a queue of RabbitMQ 4.3 permanently.
 func TestASingleActiveConsumerThatGoesWhileItGivesWayStays(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {
 		l.quorum("q", m{"x-single-active-consumer": true})
@@ -567,7 +567,7 @@ func TestAQueueDropsEachDeadLetterByItself(t *testing.T) {
 	})
 }
 
-// A single active consumer that gives way, and gives back the last message that it holds, is
+// A single active consumer that gives way, and requeues the last message that it holds, is
 // followed by none in RabbitMQ 4.0, until another one comes or goes.
 func TestNoConsumerIsActiveOnceALastMessageWasGivenBack(t *testing.T) {
 	bothVersions(t, func(t *testing.T, l *lab) {

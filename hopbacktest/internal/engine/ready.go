@@ -12,7 +12,7 @@ type ready struct {
 	// two is for RabbitMQ 4.0: of three messages the third is a normal one.
 	two     bool
 	counter int
-	// classic queues put back what is returned to where it was.
+	// classic queues return a requeued message to its old position.
 	classic bool
 }
 

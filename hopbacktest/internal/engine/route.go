@@ -176,8 +176,8 @@ func simple(v any) bool {
 	return true
 }
 
-// equalHeader compares an argument of a binding with a header, as Erlang does: texts are
-// texts whatever their type is, and integers integers.
+// equalHeader compares an argument of a binding with a header, as Erlang does: texts
+// of all types are the same, and so are integers.
 func equalHeader(a, b any) bool {
 	a, b = erlang(a), erlang(b)
 	switch a.(type) {

@@ -49,7 +49,7 @@ func (s *Session) end() {
 	for p := range s.publishers {
 		p.close()
 	}
-	// In the order of their attaching, so that what they give back is in order.
+	// In the order of their attaching, so that what they requeue is in order.
 	for _, q := range s.conn.vhost.queues {
 		delete(q.enqueuers, s)
 	}
@@ -88,7 +88,7 @@ func (s *Session) fail(f *Fault) *Fault {
 	return f
 }
 
-// detached tells the client that a consumer's link has ended.
+// detached notifies the client that a consumer's link has ended.
 func (s *Session) detached(c *Consumer, err *frames.Error) {
 	delete(s.consumers, c)
 	s.conn.purge(func(e *Event) bool { return e.Consumer == c })
@@ -278,6 +278,7 @@ func (s *Session) OpenPublisher(attach *frames.Attach) (*Publisher, *Fault) {
 	p.attach = &frames.Attach{
 		Role: frames.RoleReceiver, Source: attach.Source, Target: &answer, SenderSettleMode: attach.SenderSettleMode,
 		ReceiverSettleMode: frames.Some[uint8](0), MaxMessageSize: frames.Some(uint64(b.cfg.MaxMessageSize)),
+		OfferedCapabilities: v.queues[p.queue].offers(),
 	}
 	s.publishers[p] = struct{}{}
 	return p, nil

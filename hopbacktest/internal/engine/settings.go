@@ -71,7 +71,7 @@ func (q *queue) configure() {
 		}
 	}
 	if q.worker != nil && q.worker.armed {
-		q.worker.again() // the way of its letters may be another now
+		q.worker.again() // its dead letters may be routed differently now
 	}
 	q.wakeForExpiry()
 	q.touch()

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"fmt"
+	"math"
+	"reflect"
 	"strings"
 
 	"github.com/hopback/hopback/internal/frames"
@@ -91,6 +93,11 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 			if !ok || !strings.HasPrefix(string(key), "x-") {
 				return nil, internalError("{function_clause,[{rabbit_amqp_session,'-settle_op_from_outcome/1-fun-0-',[%v]}]}", a.Key)
 			}
+			if _, text := a.Value.(string); key == deferralToken && !text && b.version.newest {
+				return nil, &Fault{ScopeSession, &frames.Error{
+					Condition: "amqp:invalid-field", Description: deferralToken + " must be of AMQP type utf8, got: " + term(a.Value),
+				}}
+			}
 			v, ok := inferred(a.Value)
 			poisoned = poisoned || !ok
 			added = append(added, frames.Entry{Key: key, Value: v})
@@ -98,7 +105,7 @@ func (b *Broker) outcome(state any) (func(*queue, *entry), *Fault) {
 		added = with(nil, added)
 		if len(added) > 0 && b.overfull() {
 			return nil, &Fault{ScopeSession, &frames.Error{
-				Condition: "amqp:resource-limit-exceeded", Description: "this broker holds as much as it was configured to",
+				Condition: "amqp:resource-limit-exceeded", Description: "this broker has reached its configured limit",
 			}}
 		}
 		return func(q *queue, e *entry) {
@@ -175,7 +182,12 @@ func (q *queue) requeueUnsettled(e *entry, failed bool, added frames.Map) {
 	q.bytes += q.size(e.msg)
 	if at, ok := q.delay(e, failed, added); ok {
 		q.b.log(q, logDelayed, e.msg)
-		q.delayed.push(at, e)
+		v, _ := added.Get(deferralToken)
+		if token, ok := v.(string); ok && q.b.version.newest && timed(added) == at {
+			q.delayed.park(at, e, token)
+		} else {
+			q.delayed.push(at, e)
+		}
 		q.wake(at)
 	} else {
 		q.b.log(q, logReturned, e.msg)
@@ -206,10 +218,8 @@ func (q *queue) delay(e *entry, failed bool, added frames.Map) (int64, bool) {
 	if !q.b.version.newer {
 		return 0, false
 	}
-	if v, _ := added.Get("x-opt-delivery-time"); v != nil {
-		if at, ok := v.(int64); ok && at > q.b.now() {
-			return at, true
-		}
+	if at := timed(added); at > q.b.now() {
+		return at, true
 	}
 	switch q.retry {
 	case retryAll:
@@ -225,6 +235,39 @@ func (q *queue) delay(e *entry, failed bool, added frames.Map) (int64, bool) {
 		return 0, false
 	}
 	return q.b.now() + min(q.retryMin*int64(max(1, e.failed)), q.retryMax), true
+}
+
+const (
+	deliveryTime  = "x-opt-delivery-time"
+	deferralToken = "x-opt-deferral-token"
+)
+
+// timed is the delivery time in ms that a modified outcome has set, 0 for none.
+func timed(added frames.Map) int64 {
+	v, _ := added.Get(deliveryTime)
+	at, _ := v.(int64)
+	return at
+}
+
+// deliveryTime is when a message that is published, or dead-lettered at least once, is to be
+// delivered, in ms. 0 means at once, as anything that is no whole number does.
+func (m *message) deliveryTime() int64 {
+	v, ok := m.added.Get(deliveryTime)
+	if !ok {
+		if v, ok = m.sent.Get(deliveryTime); !ok {
+			return 0
+		}
+	}
+	if at, ok := v.(frames.Timestamp); ok {
+		return int64(at)
+	}
+	switch n := reflect.ValueOf(v); {
+	case n.CanInt():
+		return n.Int()
+	case n.CanUint():
+		return int64(min(n.Uint(), math.MaxInt64))
+	}
+	return 0
 }
 
 // discard takes a message that its consumer doesn't want out of the queue.

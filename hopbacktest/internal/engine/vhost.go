@@ -19,7 +19,7 @@ type vhost struct {
 	policies  map[string]*policy
 	operators map[string]*policy
 	limits    map[string]int64
-	topology  uint64 // raised by whatever changes the way of a message
+	topology  uint64 // increased by every change of the routing
 }
 
 // VHostConfig is what a virtual host is made with.
@@ -172,7 +172,7 @@ func (b *Broker) deleteQueue(q *queue) int {
 	return n
 }
 
-// drain drops what the queue has, whoever holds it.
+// drain drops all messages of the queue, including those that consumers hold.
 func (q *queue) drain() {
 	q.purge()
 	if q.worker != nil {
@@ -227,6 +227,8 @@ func (v *vhost) addBinding(b *binding) {
 		b.source.direct[b.key] = append(b.source.direct[b.key], b)
 	case b.source.kind == typeTopic:
 		b.source.topics.add(words(b.key), b)
+	case b.source.kind == typeModulus:
+		b.source.stale = true
 	}
 	if b.queue != nil {
 		b.queue.bindings = append(b.queue.bindings, b)

@@ -9,7 +9,7 @@ import (
 
 // A volatile queue is the other end of direct reply-to, of RabbitMQ 4.2 and later. It belongs to
 // one link, shows in no list and keeps nothing: a message that finds no credit is dropped.
-// Publishers are told that it was accepted. So are they when the link is gone.
+// Publishers get accepted for it, even if the link is gone.
 
 const (
 	volatileCapability = "rabbitmq:volatile-queue"

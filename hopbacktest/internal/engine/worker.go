@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// inFlight is how many dead letters a worker has under way.
+// inFlight is how many dead letters a worker has in flight.
 const inFlight = 32
 
 // worker hands the dead letters of a queue on, each at least once. It keeps a letter
@@ -24,7 +24,7 @@ type worker struct {
 type deadLetter struct {
 	entry  *entry
 	reason string
-	msg    *message // as it is sent, nil before that
+	msg    *message // the message to send, nil before that
 	// keys are the routing keys that it had in its queue.
 	keys      []string
 	sent      int64 // when it was last sent, 0: never
@@ -41,7 +41,7 @@ func (w *worker) add(e *entry, reason string) {
 	w.waiting.push(deadLetter{entry: e, reason: reason, keys: e.msg.keys})
 }
 
-// drop forgets a letter that has arrived or isn't wanted any more.
+// drop forgets a dead letter that has arrived or isn't wanted any more.
 func (w *worker) drop(l *deadLetter) {
 	w.bytes -= int64(l.entry.msg.size())
 	w.q.forget(l.entry)
@@ -70,7 +70,7 @@ func (w *worker) run() {
 	w.arm()
 }
 
-// send sends a letter for the first time.
+// send sends a dead letter for the first time.
 func (w *worker) send(l *deadLetter) {
 	q := w.q
 	l.msg = l.entry.copyFor()
@@ -85,8 +85,8 @@ func (w *worker) send(l *deadLetter) {
 	w.publish(l, targets)
 }
 
-// targets are the queues that a letter is routed to now, without those that it would
-// come back from for ever.
+// targets are the queues that a dead letter is routed to now, without those that it would
+// return from endlessly.
 func (w *worker) targets(l *deadLetter) []*queue {
 	x := w.q.vhost.exchanges[w.q.deadExchange]
 	if x == nil {
@@ -140,7 +140,7 @@ func (w *worker) forgets(target *queue) {
 	}
 }
 
-// arm sets the timer while letters are under way, and only then.
+// arm sets the timer only while dead letters are in flight.
 func (w *worker) arm() {
 	switch {
 	case len(w.pending) == 0:

@@ -169,7 +169,7 @@ func (a *api) imported(into string, body []byte) reply {
 	}
 	for _, q := range d.Queues {
 		step(func() error {
-			// What exists in another form stays as it is.
+			// What exists in another form isn't changed.
 			if _, err := a.b.Queue(at(q.VHost), q.Name); err == nil {
 				return nil
 			}
@@ -207,7 +207,7 @@ func (a *api) imported(into string, body []byte) reply {
 }
 
 // importUser adds a user whose password can be read. The hashes that an export of
-// this broker has are empty; they leave a user as it is.
+// this broker has are empty; they leave a user unchanged.
 func (a *api) importUser(raw json.RawMessage) error {
 	var name struct{ Name string }
 	if err := json.Unmarshal(raw, &name); err != nil {

@@ -17,8 +17,8 @@ func (a *api) exchanges() {
 		}
 		return found
 	}
-	a.handle("GET /exchanges", levelManagement, func(*call) reply { return ok(list(of("", nil), exchange)) })
-	a.handle("GET /exchanges/{vhost}", levelManagement, func(c *call) reply { return ok(list(of(c.vhost(), nil), exchange)) })
+	a.listing("GET /exchanges", levelManagement, func(*call) []object { return list(of("", nil), exchange) })
+	a.listing("GET /exchanges/{vhost}", levelManagement, func(c *call) []object { return list(of(c.vhost(), nil), exchange) })
 	a.handle("GET /exchanges/{vhost}/{name}", levelManagement, func(c *call) reply {
 		name := c.name()
 		if name == "amq.default" {

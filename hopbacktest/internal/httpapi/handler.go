@@ -6,10 +6,12 @@ package httpapi
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hopback/hopback/hopbacktest/internal/engine"
@@ -149,6 +151,49 @@ func failed(err error) reply {
 // handle adds a route. A virtual host in its path has to exist, and the user to have
 // a permission there.
 func (a *api) handle(pattern string, least level, do func(*call) reply) {
+	a.route(pattern, least, []string{"page", "page_size", "name", "use_regex", "sort", "sort_reverse"}, do)
+}
+
+// listing adds a route to a list. Its query may ask for a single page.
+func (a *api) listing(pattern string, least level, all func(*call) []object) {
+	a.route(pattern, least, []string{"name", "use_regex", "sort", "sort_reverse"}, func(c *call) reply {
+		if !c.URL.Query().Has("page") {
+			return ok(all(c))
+		}
+		return paged(all(c), c.URL.Query())
+	})
+}
+
+// paged is the page of a list that a query asks for.
+func paged(all []object, query url.Values) reply {
+	page, err := strconv.Atoi(query.Get("page"))
+	size, asked := 100, "undefined"
+	if err == nil && query.Has("page_size") {
+		asked = query.Get("page_size")
+		size, err = strconv.Atoi(asked)
+	}
+	switch {
+	case err != nil:
+		return bad("Pagination parameters are invalid")
+	case page < 1 || size < 1 || size > maxPage:
+		return reply{status: http.StatusBadRequest, body: problem{"invalid_pagination_parameters", fmt.Sprintf("Invalid pagination parameters: page number %d, page size %s", page, asked)}}
+	}
+	pages := (len(all) + size - 1) / size
+	if page > max(pages, 1) {
+		return reply{status: http.StatusBadRequest, body: problem{"page_out_of_range", fmt.Sprintf("Page out of range, page: %d page size: %d, len: %d", page, size, len(all))}}
+	}
+	items := all[(page-1)*size : min(page*size, len(all))]
+	return ok(object{
+		"items": items, "item_count": len(items), "filtered_count": len(all), "total_count": len(all),
+		"page": page, "page_count": pages, "page_size": size,
+	})
+}
+
+// maxPage is the largest page.
+const maxPage = 500
+
+// route is handle without the parameters that the route doesn't have.
+func (a *api) route(pattern string, least level, lacks []string, do func(*call) reply) {
 	method, path, _ := strings.Cut(pattern, " ")
 	a.mux.HandleFunc(method+" /api"+path, func(w http.ResponseWriter, r *http.Request) {
 		user, refused := a.login(r, least)
@@ -163,7 +208,7 @@ func (a *api) handle(pattern string, least level, do func(*call) reply) {
 			return
 		}
 		query := r.URL.Query()
-		for _, name := range []string{"page", "page_size", "name", "use_regex", "sort", "sort_reverse"} {
+		for _, name := range lacks {
 			if query.Has(name) {
 				write(w, r, unmodeled("the query parameter "+name))
 				return
@@ -232,26 +277,50 @@ func selected(body any, columns []string) any {
 	if json.Unmarshal(text, &v) != nil {
 		return body
 	}
-	only := func(v any) any {
-		m, ok := v.(map[string]any)
-		if !ok {
-			return v
-		}
-		out := map[string]any{}
-		for _, c := range columns {
-			if value, ok := m[c]; ok {
-				out[c] = value
+	each := func(list []any) {
+		for i := range list {
+			if m, ok := list[i].(map[string]any); ok {
+				list[i] = only(m, columns)
 			}
 		}
-		return out
 	}
-	if list, ok := v.([]any); ok {
-		for i := range list {
-			list[i] = only(list[i])
+	switch v := v.(type) {
+	case []any:
+		each(v)
+	case map[string]any:
+		items, isPage := v["items"].([]any)
+		if !isPage {
+			return only(v, columns)
 		}
-		return list
+		each(items)
 	}
-	return only(v)
+	return v
+}
+
+// only leaves the columns of one object. A dot leads into an object within.
+func only(m map[string]any, columns []string) map[string]any {
+	out := map[string]any{}
+	for _, c := range columns {
+		from, to := m, out
+		path := strings.Split(c, ".")
+		for _, name := range path[:len(path)-1] {
+			inner, ok := from[name].(map[string]any)
+			if !ok {
+				from = nil
+				break
+			}
+			next, ok := to[name].(map[string]any)
+			if !ok {
+				next = map[string]any{}
+				to[name] = next
+			}
+			from, to = inner, next
+		}
+		if value, ok := from[path[len(path)-1]]; ok {
+			to[path[len(path)-1]] = value
+		}
+	}
+	return out
 }
 
 // object is JSON's.

@@ -195,13 +195,50 @@ func TestRefusals(t *testing.T) {
 func TestWhatIsNotModeledIsRefused(t *testing.T) {
 	bothVersions(t, func(t *testing.T, s *site) {
 		for _, path := range []string{
-			"GET /channels", "GET /consumers", "GET /parameters/shovel", "PUT /parameters/federation-upstream/%2F/a", "GET /queues?page=1",
+			"GET /channels", "GET /consumers", "GET /parameters/shovel", "PUT /parameters/federation-upstream/%2F/a", "GET /bindings?page=1",
 			"GET /queues/%2F?sort=messages", "GET /queues?name=orders", "GET /health/checks/certificate-expiration/1/months",
 		} {
 			method, path, _ := strings.Cut(path, " ")
 			var p problem
 			assert.Equal(t, 501, s.call(method, path, nil, &p), path)
 			assert.Contains(t, p.Reason, "hopbacktest doesn't have", path)
+		}
+	})
+}
+
+// Lists of queues and exchanges have pages, as RabbitMQ's.
+func TestPages(t *testing.T) {
+	bothVersions(t, func(t *testing.T, s *site) {
+		type page struct {
+			Items    []map[string]any
+			Count    int `json:"item_count"`
+			Filtered int `json:"filtered_count"`
+			Total    int `json:"total_count"`
+			Page     int
+			Pages    int `json:"page_count"`
+			Size     int `json:"page_size"`
+		}
+		var p page
+		require.Equal(t, 200, s.call("GET", "/queues?page=1", nil, &p))
+		assert.Equal(t, page{Items: []map[string]any{}, Page: 1, Size: 100}, p)
+		for _, name := range []string{"a", "b", "c"} {
+			require.Equal(t, 201, s.call("PUT", "/queues/%2F/"+name, object{"durable": true}, nil))
+		}
+		p = page{}
+		require.Equal(t, 200, s.call("GET", "/queues/%2F?page=2&page_size=2&columns=name,message_stats.publish,message_stats.none.x,owner.name", nil, &p))
+		assert.Equal(t, page{Items: []map[string]any{{"name": "c", "message_stats": map[string]any{"publish": 0.0}}}, Count: 1, Filtered: 3, Total: 3, Page: 2, Pages: 2, Size: 2}, p)
+		require.Equal(t, 200, s.call("GET", "/exchanges?page=1&page_size=500", nil, &p))
+		assert.Len(t, p.Items, p.Total)
+		for query, want := range map[string]problem{
+			"page=3&page_size=2":   {"page_out_of_range", "Page out of range, page: 3 page size: 2, len: 3"},
+			"page=0":               {"invalid_pagination_parameters", "Invalid pagination parameters: page number 0, page size undefined"},
+			"page=1&page_size=501": {"invalid_pagination_parameters", "Invalid pagination parameters: page number 1, page size 501"},
+			"page=x":               {"bad_request", "Pagination parameters are invalid"},
+			"page=1&page_size=x":   {"bad_request", "Pagination parameters are invalid"},
+		} {
+			var got problem
+			assert.Equal(t, 400, s.call("GET", "/queues?"+query, nil, &got), query)
+			assert.Equal(t, want, got, query)
 		}
 	})
 }

@@ -7,8 +7,8 @@ import (
 )
 
 func (a *api) queues() {
-	a.handle("GET /queues", levelManagement, func(*call) reply { return ok(list(a.b.Queues(""), a.queue)) })
-	a.handle("GET /queues/{vhost}", levelManagement, func(c *call) reply { return ok(list(a.b.Queues(c.vhost()), a.queue)) })
+	a.listing("GET /queues", levelManagement, func(*call) []object { return list(a.b.Queues(""), a.queue) })
+	a.listing("GET /queues/{vhost}", levelManagement, func(c *call) []object { return list(a.b.Queues(c.vhost()), a.queue) })
 	a.handle("GET /queues/{vhost}/{name}", levelManagement, func(c *call) reply {
 		q, err := a.b.Queue(c.vhost(), c.name())
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// window is how many bytes may be under way in each direction. A writer waits when there
+// window is how many bytes can be in flight in each direction. A writer waits when there
 // are more, as with TCP.
 const window = 256 << 10
 
@@ -67,7 +67,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Reset ends the connection at once, and drops what is under way.
+// Reset ends the connection at once, and drops data in flight.
 func (c *Conn) Reset() {
 	c.out.reset()
 	c.in.reset()
@@ -116,7 +116,7 @@ type half struct {
 	latency func() time.Duration
 
 	mu     sync.Mutex
-	data   []byte // from at on it is under way
+	data   []byte // from at on it is in flight
 	at     int
 	parts  []part // that data consists of, where there is latency
 	due    time.Time
@@ -155,7 +155,7 @@ func (h *half) read(b []byte, limit *deadline) (int, error) {
 	}
 }
 
-// take reads what has arrived. If something is still under way, wait is how long that
+// take reads what has arrived. If something is still in flight, wait is how long that
 // takes.
 func (h *half) take(b []byte, limit *deadline) (n int, wait time.Duration, err error) {
 	if limit.over() {

@@ -65,7 +65,7 @@ type Conn struct {
 	events     []engine.Event // of the engine
 	notified   int            // of events
 	notifying  bool           // notify is being called
-	dirty      []*session     // with confirmations to tell
+	dirty      []*session     // with confirmations to send
 	stalled    []*session     // with deliveries that wait
 	partial    int            // bytes of messages that have begun
 	attached   int            // bytes of the attach frames of the links
@@ -114,7 +114,7 @@ func newConn(s *Server, nc net.Conn, id uint64) *Conn {
 // ID is the connection's number, from 1.
 func (c *Conn) ID() uint64 { return c.id }
 
-// Info describes the connection as it is now.
+// Info describes the connection's current state.
 func (c *Conn) Info() Info {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,7 +193,7 @@ func (c *Conn) run() {
 		closer.Stop()
 	}
 	if c.faults.silent(DirectionToClient) {
-		c.discard() // the client goes on sending, and isn't to notice
+		c.discard() // the client still sends, and must not notice
 		_ = c.net.Close()
 	}
 	if err != nil && !errors.Is(err, errOver) {

@@ -71,7 +71,7 @@ func (c *Conn) general(f frames.Frame) {
 }
 
 // onSession hands a frame to its session. What comes for none is ignored: it may have
-// been under way when the session ended.
+// been in flight when the session ended.
 func (c *Conn) onSession(channel uint16, p frames.Performative, payload []byte) {
 	if s := c.sessions[channel]; s != nil {
 		if fault := s.handle(p, payload); fault != nil {

@@ -13,7 +13,7 @@
 //
 // # Limits
 //
-// A client can't make the server hold more than this, whatever it sends: a frame of 8 KiB
+// No client can make the server hold more than this: a frame of 8 KiB
 // before its open frame and of MaxFrameSize behind it; MaxPartial bytes of messages that
 // have begun and not ended; MaxAttached bytes of attach frames and delivery tags; MaxHeld
 // of both, together with all other clients; MaxSessions sessions with MaxLinks links each; of each link

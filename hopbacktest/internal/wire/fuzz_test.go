@@ -66,8 +66,8 @@ func conversation() []byte {
 	)
 }
 
-// Whatever a client sends once it has opened the connection, the server neither panics nor
-// hangs: it ends with the client.
+// No input from a client after the open frame makes the server panic or hang: the server's
+// goroutines end with the client.
 func FuzzConnection(f *testing.F) {
 	whole := conversation()
 	f.Add(whole, false)

@@ -44,7 +44,7 @@ func (s *session) transfer(t *frames.Transfer, payload []byte) *engine.Fault {
 	return nil
 }
 
-// message takes a message for the engine.
+// message passes a message to the engine.
 func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 	s := l.s
 	settled, id := t.Settled.Value, t.DeliveryID.Value
@@ -67,7 +67,7 @@ func (l *link) message(t *frames.Transfer, payload []byte) *engine.Fault {
 	} else if !t.DeliveryID.Set {
 		return sessionFault("amqp:internal-error", "a transfer without a delivery-id")
 	}
-	// RabbitMQ doesn't know of aborted transfers: it takes them for the last.
+	// RabbitMQ doesn't know aborted transfers: it treats them as the last one.
 	if t.More {
 		return l.more(id, settled, payload)
 	}
@@ -144,7 +144,7 @@ func (l *link) grant() {
 	}
 }
 
-// confirmed is the engine's answer to a message. The client is told of it with others.
+// confirmed is the engine's answer to a message. The client gets it together with others.
 func (c *Conn) confirmed(e *engine.Event) {
 	l := linkOf(e.Publisher.Tag)
 	if l == nil {

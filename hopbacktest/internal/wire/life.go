@@ -28,7 +28,7 @@ func (w *writer) stopTimers() {
 
 var emptyFrame = []byte{0, 0, 0, 8, 2, 0, 0, 0}
 
-// signOfLife sends an empty frame if nothing else was sent meanwhile. The first goes out
+// signOfLife sends an empty frame if nothing was sent since the last call. The first goes out
 // in any case, as RabbitMQ's does.
 func (w *writer) signOfLife() {
 	c := w.c

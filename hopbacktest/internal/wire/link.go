@@ -35,7 +35,7 @@ type link struct {
 	// publishing
 	pub        *engine.Publisher
 	senderMode uint8  // 0 unsettled, 1 settled, 2 mixed
-	anonymous  bool   // each message has an address of its own
+	anonymous  bool   // each message has a separate address
 	tag        []byte // of the latest message to such an address, if it is settled
 	partial    *partial
 
@@ -48,6 +48,7 @@ type link struct {
 	waiting    int    // deliveries in s.pending
 	draining   bool
 	stashed    *frames.Flow // the latest that came while draining
+	tokens     []string     // of the flow that is next
 }
 
 // partial is a message whose last frame hasn't come.
@@ -250,7 +251,7 @@ func (s *session) openConsumer(l *link, a *frames.Attach) *engine.Fault {
 	return nil
 }
 
-// sendCredit tells the client how much it may send.
+// sendCredit sends the client its credit.
 func (l *link) sendCredit(n uint32) {
 	l.credit = n
 	l.s.sendFlow(frames.Flow{Handle: frames.Some(l.handle), DeliveryCount: frames.Some(l.count), LinkCredit: frames.Some(n)})

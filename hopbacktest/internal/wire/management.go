@@ -141,7 +141,7 @@ func (l *link) request(t *frames.Transfer, payload []byte) *engine.Fault {
 		return sessionFault("amqp:internal-error", "a request that can't be read: %v", err)
 	}
 	reply, fault := s.e.Request(request)
-	if fault != nil || reply == nil { // nil: the session is over, which the client is about to be told
+	if fault != nil || reply == nil { // nil: the session is over, and the client is about to get that
 		return fault
 	}
 	b, err := reply.Append(nil)

@@ -70,7 +70,7 @@ func (q *queue) remove(l *link) {
 }
 
 // deliver is given a delivery of the engine. It counts from now on, though it may have to
-// wait: whatever is said of the link later is behind it.
+// wait: every later frame of the link comes after it.
 func (l *link) deliver(d *engine.Delivery) {
 	l.count++
 	l.askedCount++
@@ -225,7 +225,7 @@ func (s *session) send(t *frames.Transfer, payload []byte) bool {
 	return true
 }
 
-// sent is told that a delivery has left.
+// sent is called after a delivery has left.
 func (l *link) sent(d *engine.Delivery, id uint32) {
 	if !l.settled && !l.s.gone {
 		l.s.unsettled[id] = d
@@ -243,17 +243,29 @@ func (l *link) askMore() {
 // ask gives the engine credit.
 func (l *link) ask(echo bool) {
 	l.asked = min(l.credit, maxAsked)
-	l.con.Flow(&frames.Flow{DeliveryCount: frames.Some(l.askedCount), LinkCredit: frames.Some(l.asked), Drain: l.draining, Echo: echo})
+	tokens := l.tokens
+	l.tokens = nil
+	l.con.Flow(&frames.Flow{DeliveryCount: frames.Some(l.askedCount), LinkCredit: frames.Some(l.asked), Drain: l.draining, Echo: echo}, tokens...)
 }
 
-// credited takes the credit that a client gives. While a drain is under way it waits for
-// that.
-func (l *link) credited(f *frames.Flow) {
+// credited takes the credit that a client gives. During a drain it waits for
+// that: then the latest one counts, with its claims.
+func (l *link) credited(f *frames.Flow) *engine.Fault {
+	tokens, fault := l.con.Tokens(f.Properties)
+	if fault != nil {
+		return fault
+	}
+	l.tokens = tokens
 	if l.draining {
 		later := *f
 		l.stashed = &later
-		return
+		return nil
 	}
+	l.topUp(f)
+	return nil
+}
+
+func (l *link) topUp(f *frames.Flow) {
 	count := f.DeliveryCount.Or(l.s.initialCount())
 	l.credit = 0
 	if left := int64(f.LinkCredit.Value) - int64(int32(l.count-count)); left > 0 {
@@ -282,11 +294,11 @@ func (l *link) flowed(f *frames.Flow) {
 	}})
 	if next := l.stashed; next != nil && !l.draining {
 		l.stashed = nil
-		l.credited(next)
+		l.topUp(next)
 	}
 }
 
-// revoked tells the client that the broker has given a delivery to somebody else.
+// revoked notifies the client that the broker has given a delivery to somebody else.
 func (l *link) revoked(d *engine.Delivery) {
 	for id, held := range l.s.unsettled {
 		if held == d {

@@ -140,7 +140,7 @@ func (p *peer) begin(channel uint16) *frames.Begin {
 	return expect[*frames.Begin](p)
 }
 
-// declare declares a queue by the management, on a session of its own.
+// declare declares a queue with a management request, on a separate session.
 func (p *peer) declare(channel uint16, queue string) {
 	p.t.Helper()
 	reply := p.manage(channel, "PUT", "/queues/"+queue, frames.Map{

@@ -33,7 +33,7 @@ type Config struct {
 	// MaxHeld is how many bytes of both kinds all connections together may hold. The
 	// connection that goes beyond it is closed. Default: 256 MiB.
 	MaxHeld int
-	// Heartbeat is how long a client may be silent, in whole seconds; it is told half of
+	// Heartbeat is how long a client may be silent, in whole seconds; it is sent half of
 	// that. As RabbitMQ does, the server looks at the end of each such time, and ends a
 	// connection that has been silent for two of them. Default: 60 s.
 	Heartbeat time.Duration
@@ -89,7 +89,7 @@ type Server struct {
 	held    atomic.Int64 // bytes of unfinished messages, attach frames and delivery tags
 }
 
-// NewServer returns a server. It has no goroutines of its own.
+// NewServer returns a server. It starts no goroutines.
 func NewServer(cfg Config) *Server {
 	return &Server{
 		cfg: cfg.withDefaults(), old: strings.HasPrefix(cfg.Engine.Version(), "4.0"),
@@ -144,7 +144,7 @@ func (s *Server) Conns() []*Conn {
 	return all
 }
 
-// CloseConns closes all connections. With an error they get a close frame that tells it,
+// CloseConns closes all connections. With an error they get a close frame that has it,
 // as when RabbitMQ is stopped in order. Without one they are cut, as when it is killed.
 func (s *Server) CloseConns(why *frames.Error) {
 	for _, c := range s.Conns() {

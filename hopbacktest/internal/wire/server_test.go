@@ -281,7 +281,7 @@ func TestLargeMessagesGoInManyFrames(t *testing.T) {
 		assert.Equal(t, uint32(7), expect[*frames.Disposition](p).First)
 		p.send(1, source("q"))
 		count := expect[*frames.Attach](p).InitialDeliveryCount.Value
-		// A window of 100 frames holds up the message's rest.
+		// A window of 100 frames blocks the rest of the message.
 		p.send(1, &frames.Flow{NextIncomingID: frames.Some(nextOutgoing(old)), IncomingWindow: 100, OutgoingWindow: 5000, NextOutgoingID: 3, Handle: frames.Some[uint32](1), DeliveryCount: frames.Some(count), LinkCredit: frames.Some[uint32](10)})
 		var got []byte
 		for i := range 100 {
@@ -545,7 +545,7 @@ func TestAClientThatReadsNothingIsReadNoMore(t *testing.T) {
 	})
 }
 
-// A link gets no more credit while too many of its messages are under way, settled or not,
+// A link gets no more credit while too many of its messages are in flight, settled or not,
 // and gets it once they aren't.
 func TestCreditWaitsForAFrozenQueue(t *testing.T) {
 	each(t, Config{}, func(t *testing.T, w *world, old bool) {
@@ -567,7 +567,7 @@ func TestCreditWaitsForAFrozenQueue(t *testing.T) {
 		}
 		publish(85)
 		assert.Equal(t, uint32(170), expect[*frames.Flow](p).LinkCredit.Value)
-		publish(170) // 255 are under way, as much as there can be
+		publish(170) // 255 are in flight, the maximum
 		synctest.Wait()
 		thaw()
 		flow := expect[*frames.Flow](p)

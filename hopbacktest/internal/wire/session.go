@@ -127,7 +127,7 @@ func (s *session) fail(f *engine.Fault) {
 	s.c.send(s.channel, &frames.End{Error: f.Err})
 }
 
-// settleUp tells the client all outcomes that there are, ahead of an end.
+// settleUp sends the client all outcomes that there are, before an end.
 func (s *session) settleUp() {
 	s.c.notify(math.MaxInt)
 	if !s.gone {
@@ -183,7 +183,7 @@ func (s *session) flow(f *frames.Flow) *engine.Fault {
 	}
 	switch l.kind {
 	case kindConsuming:
-		l.credited(f)
+		return l.credited(f)
 	case kindReplying:
 		l.repliesCredited(f)
 	}
@@ -198,7 +198,7 @@ func (s *session) stall() {
 	}
 }
 
-// blocked is told of an alarm's begin or end.
+// block is called when an alarm starts or ends.
 func (s *session) block(on bool) {
 	if on {
 		// What the client has sent before it knows is taken.
@@ -209,7 +209,7 @@ func (s *session) block(on bool) {
 	s.sendFlow(frames.Flow{})
 }
 
-// event carries out what the engine tells. c.mu is held.
+// event handles an event of the engine. c.mu is held.
 func (c *Conn) event(e *engine.Event) {
 	switch e.Kind {
 	case engine.EventDelivered:
@@ -244,7 +244,7 @@ func (c *Conn) event(e *engine.Event) {
 		}
 	case engine.EventClosed:
 		switch {
-		case c.closeSent: // the client has been told, and is to close it now
+		case c.closeSent: // the client has been notified, and must close it now
 		case e.Err != nil:
 			c.close(e.Err)
 		default:

@@ -20,8 +20,8 @@ import (
 // Secret is the password in every URL of these tests.
 const Secret = "s3cr3t-p%ss/w:rd"
 
-// RefusedIn is how long a wrong set-up may take to be told of.
-const RefusedIn = 5 * time.Second
+// RefusedIn is how long it may take until a wrong setup is reported.
+const RefusedIn = 15 * time.Second
 
 // Refused connects and wants an error of the kind, in time, without the password.
 func Refused(t *testing.T, url string, kind error, in time.Duration, edit ...func(*client.Config)) *client.Error {
@@ -92,7 +92,7 @@ func Listen(t *testing.T, serve func(net.Conn)) string {
 	return ln.Addr().String()
 }
 
-// Events keeps what Config.OnEvent is told.
+// Events keeps the events of Config.OnEvent.
 type Events struct {
 	mu  sync.Mutex
 	all []client.Event

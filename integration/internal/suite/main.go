@@ -2,9 +2,10 @@
 // and those in memory, a virtual host for each test, and helpers that more than one subject
 // uses.
 //
-// Every test runs with RabbitMQ 4.3, the current release, and with 4.0, the oldest that
-// hopback supports. Most run with both in memory, too: see package hopbacktest, and
-// integration/memory.txt. A missing broker is a failure. Package broker finds or starts them.
+// Every test runs with RabbitMQ 4.3, the newest that hopback supports, and with 4.0, the oldest.
+// Most run with both in memory, too: see package hopbacktest, and integration/memory.txt. A flag
+// such as -brokers=4.1 names another series, for Docker's images. A missing broker is a failure.
+// Package broker finds or starts them.
 package suite
 
 import (
@@ -12,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -49,22 +51,37 @@ func AtExit(f func()) {
 }
 
 // which brokers the tests run with.
-var which = flag.String("brokers", "all", `"real", "memory", "memory-4.3", "memory-4.0", or "all"`)
+var which = flag.String("brokers", "all", `"real", "memory", "memory-4.4", "memory-4.3", "memory-4.0", "all", or the series of one real broker, such as "4.1"`)
+
+// Versions are the series of the real brokers.
+func Versions() []string {
+	if oneSeries.MatchString(*which) {
+		return []string{*which}
+	}
+	if broker.Given("4.4") { // Debian has none
+		return []string{"4.4", "4.3", "4.0"}
+	}
+	return []string{"4.3", "4.0"}
+}
+
+var oneSeries = regexp.MustCompile(`^4\.\d$`)
 
 // onlyMemory says that no real broker is wanted.
 func onlyMemory() bool { return strings.HasPrefix(*which, "memory") }
 
 func start(ctx context.Context) (err error) {
 	switch *which {
-	case "all", "real", "memory", "memory-4.3", "memory-4.0":
+	case "all", "real", "memory", "memory-4.4", "memory-4.3", "memory-4.0":
 	default:
-		return fmt.Errorf("-brokers=%s: use all, real, memory, memory-4.3 or memory-4.0", *which)
+		if !oneSeries.MatchString(*which) {
+			return fmt.Errorf("-brokers=%s: use all, real, memory, memory-4.4, memory-4.3, memory-4.0, or a series such as 4.1", *which)
+		}
 	}
 	if exempted, err = Exempt("../memory.txt"); err != nil {
 		return err
 	}
-	for _, version := range []string{"4.3", "4.0"} {
-		if *which == "real" {
+	for _, version := range []string{"4.4", "4.3", "4.0"} {
+		if *which == "real" || oneSeries.MatchString(*which) {
 			break
 		}
 		b, err := startMemory(version)
@@ -74,7 +91,7 @@ func start(ctx context.Context) (err error) {
 		Memory = append(Memory, b)
 	}
 	if !onlyMemory() {
-		Brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0")
+		Brokers, err = broker.Need(ctx, os.Stderr, Versions()...)
 	}
 	return err
 }
@@ -114,7 +131,7 @@ func run(m *testing.M) int {
 }
 
 // ForEachBroker runs test with each broker, all at the same time, each in a
-// virtual host of its own.
+// separate virtual host.
 func ForEachBroker(t *testing.T, test func(t *testing.T, s *Site)) {
 	t.Helper()
 	t.Parallel()

@@ -26,8 +26,13 @@ type MemoryBroker struct {
 // Memory are the brokers in memory.
 var Memory []*MemoryBroker
 
+// FullVersion is the version in memory of a release series.
+func FullVersion(series string) string {
+	return map[string]string{"4.4": "4.4.0", "4.3": "4.3.6", "4.0": "4.0.5"}[series]
+}
+
 func startMemory(version string) (*MemoryBroker, error) {
-	full := map[string]string{"4.3": "4.3.6", "4.0": "4.0.5"}[version]
+	full := FullVersion(version)
 	// DeadLetterRetry is what docker-compose.yml sets.
 	m, err := hopbacktest.New(hopbacktest.Config{Version: full, DeadLetterRetry: 10 * time.Second})
 	if err != nil {
@@ -52,6 +57,11 @@ func startMemory(version string) (*MemoryBroker, error) {
 func (b *MemoryBroker) close() {
 	_ = b.api.Shutdown(context.Background())
 	b.memory.Close()
+}
+
+// InMemory says whether s's broker is one in memory.
+func InMemory(s *Site) bool {
+	return slices.ContainsFunc(Memory, func(b *MemoryBroker) bool { return b.Broker == s.Broker })
 }
 
 // Neighbours are the brokers of s's kind, in memory or not.

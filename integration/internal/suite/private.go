@@ -19,7 +19,10 @@ import (
 // with broker.Own. All of these tests are in integration/broker, so that other processes
 // start no private brokers.
 var ours = map[string]func() (*broker.Broker, error){
+	"4.4": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.4") }),
 	"4.3": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.3") }),
+	"4.2": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.2") }),
+	"4.1": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.1") }),
 	"4.0": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.0") }),
 }
 
@@ -53,7 +56,7 @@ func ForEachOfOurs(t *testing.T, test func(t *testing.T, s *Site)) {
 	t.Helper()
 	NeedReal(t)
 	t.Parallel()
-	for _, version := range []string{"4.3", "4.0"} {
+	for _, version := range Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			b, err := ours[version]()
@@ -70,9 +73,9 @@ func ForEachOfOurs(t *testing.T, test func(t *testing.T, s *Site)) {
 func ForEachOfOursAlone(t *testing.T, test func(t *testing.T, s *Site)) {
 	t.Helper()
 	NeedReal(t)
-	for _, version := range []string{"4.3", "4.0"} {
+	for _, version := range Versions() {
 		t.Run(version, func(t *testing.T) {
-			t.Parallel() // beside the other version
+			t.Parallel() // next to the other version
 			b, err := ours[version]()
 			require.NoError(t, err)
 			test(t, NewSite(t, b))
@@ -100,7 +103,7 @@ func (s *Site) EvalOK(t *testing.T, expressions string) string {
 	return string(out)
 }
 
-// enabling is held by whoever enables a plugin: two at once write the same file.
+// enabling is held while a plugin is enabled: two at once write the same file.
 var enabling sync.Mutex
 
 // Enable enables a plugin of the broker.

@@ -17,7 +17,7 @@ import (
 
 // Ways are those that replies can take on a broker.
 func Ways(s *Site) []rpc.Replies {
-	if s.Newer() {
+	if s.AtLeast("4.2") {
 		return []rpc.Replies{rpc.RepliesDirect, rpc.RepliesByQueue}
 	}
 	return []rpc.Replies{rpc.RepliesByQueue}

@@ -82,7 +82,7 @@ func Several(s *Site) []retry.Strategy {
 
 // LateLimit is how late a hop may come back before a test fails. It guards
 // against a delay that isn't kept at all; how late hops really are is reported.
-const LateLimit = 5 * time.Second
+const LateLimit = 15 * time.Second
 
 type Order struct {
 	ID int `json:"id"`

@@ -29,7 +29,7 @@ import (
 
 // Patience is how long a test waits for what should come soon. It is long, since
 // the machine may be busy with everything else.
-const Patience = 30 * time.Second
+const Patience = 2 * time.Minute
 
 // Site is a virtual host of one broker that one test has to itself, so that
 // tests can run at once with the default names.
@@ -48,8 +48,8 @@ func NewSite(t *testing.T, b *broker.Broker) *Site {
 	return s
 }
 
-// removing has, by the broker's version, what is held by whoever removes a virtual
-// host.
+// removing has, by the broker's version, a lock that is held while a virtual host is
+// removed.
 var removing sync.Map
 
 // Remove deletes the virtual host, and its queues one by one before that. On
@@ -71,7 +71,14 @@ func (s *Site) Remove(t *testing.T) {
 }
 
 // Newer says whether the broker is 4.3 or later.
-func (s *Site) Newer() bool { return s.Version != "4.0" }
+func (s *Site) Newer() bool { return s.AtLeast("4.3") }
+
+// AtLeast says whether the broker is of this series, such as "4.1", or a later one.
+func (s *Site) AtLeast(series string) bool { return s.Version >= series }
+
+// HoldsPublished says whether the broker is 4.4 or later: its quorum queues hold published
+// messages until their x-opt-delivery-time.
+func (s *Site) HoldsPublished() bool { return s.Newer() && s.Version != "4.3" }
 
 // AMQPURL is the AMQP URL of the virtual host.
 func (s *Site) AMQPURL() string { return s.AMQPURLWith(func(*url.URL) {}) }
@@ -275,7 +282,7 @@ func awaitFor[T any](t *testing.T, limit time.Duration, c <-chan T, what string)
 	}
 }
 
-// Poll asks until it is told yes, or fails the test after patience.
+// Poll calls yes until it returns true, or fails the test after patience.
 func Poll(t *testing.T, what string, yes func() bool) {
 	t.Helper()
 	for began := time.Now(); !yes(); {

@@ -2,6 +2,7 @@ package suite
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/audit/doctor"
 	"github.com/hopback/hopback/declare/httpapi"
 	"github.com/hopback/hopback/retry"
 )
@@ -89,4 +91,14 @@ func Guarded(t *testing.T, conn *client.Conn, queue string, p retry.Policy) []*r
 func (s *Site) Policy(t *testing.T, kind, name string, definition map[string]any) {
 	t.Helper()
 	s.HTTP(t, http.MethodPut, "/"+kind+"/"+s.VHost+"/"+name, map[string]any{"pattern": "^" + name + "$", "definition": definition}, nil)
+}
+
+// Found are what the doctor found, each as "severity rule resource".
+func Found(r doctor.Report) (all []string) {
+	for _, g := range r.Groups {
+		for _, f := range g.Findings {
+			all = append(all, fmt.Sprintf("%s %s %s", f.Severity, f.Rule, f.Resource))
+		}
+	}
+	return all
 }

@@ -3,6 +3,7 @@
 //
 //	testrun all     lint, and all tests with RabbitMQ 4.3 and 4.0; "make test"
 //	testrun unit    the tests that need no broker; "make unit"
+//	testrun 4.1     integration with a real RabbitMQ of one series; "make integration SERIES=4.1"
 //	testrun quick   the same without the race detector, and integration with brokers in memory; "make quick"
 //
 // No test is run twice to see whether it passes the second time.
@@ -29,8 +30,11 @@ import (
 
 func main() {
 	plans := map[string]func(*runner){"all": (*runner).all, "unit": (*runner).unit, "quick": (*runner).quick}
+	for _, series := range append(append([]string{newest}, versions...), between...) {
+		plans[series] = func(r *runner) { r.series(series) }
+	}
 	if len(os.Args) != 2 || plans[os.Args[1]] == nil {
-		fmt.Fprintf(os.Stderr, "testrun: got %q; write: testrun all, testrun unit, or testrun quick\n", os.Args[1:])
+		fmt.Fprintf(os.Stderr, "testrun: got %q; write: testrun all, unit, quick, or a series of RabbitMQ, such as 4.1\n", os.Args[1:])
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

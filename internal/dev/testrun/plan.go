@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -10,8 +11,16 @@ import (
 	"github.com/hopback/hopback/internal/broker"
 )
 
-// versions of RabbitMQ that all tests run with.
+// versions of RabbitMQ that all tests run with. Debian has packages of them.
 var versions = []string{"4.3", "4.0"}
+
+// newest is a supported version that Debian doesn't have yet. The integration tests run with it where
+// the environment names one, and in memory.
+const newest = "4.4"
+
+// between are the supported versions in between. Only Docker has them, and the public workflow
+// runs the tests of integration with each, and with the newest.
+var between = []string{"4.2", "4.1"}
 
 // Packages whose tests need no broker, in modules other than the root.
 var moduleUnits = []string{"./adapter/officialclient", "./hopbackotel", "./cmd/hopback/...", "./topologyfile"}
@@ -20,12 +29,17 @@ var moduleUnits = []string{"./adapter/officialclient", "./hopbackotel", "./cmd/h
 // in memory, without integration/broker. The ones that take longest come first.
 var subjects = []string{
 	"./integration/retry", "./integration/topology", "./integration/client", "./integration/desk",
-	"./integration/consume", "./integration/publish", "./integration/rpc", "./integration/stream",
+	"./integration/consume", "./integration/publish", "./integration/rpc", "./integration/stream", "./integration/partition",
 }
+
+// Packages whose tests read the source of all others. The race detector finds nothing in them, and
+// would take minutes of CPU.
+var readers = []string{"./integration", "./internal/vocabulary", "./internal/surface", "./internal/inside"}
 
 // unit runs the tests that need no broker.
 func (r *runner) unit() {
 	r.test("-race", "-count=1", r.unitPackages(), moduleUnits, "./examples/snippets/...")
+	r.test("-count=1", readers)
 	r.allocations()
 }
 
@@ -33,8 +47,29 @@ func (r *runner) unit() {
 func (r *runner) quick() {
 	together(
 		func() { r.test(subjects, "./integration/broker", "-brokers=memory", "-parallel=32") },
-		func() { r.test("./integration", r.unitPackages(), moduleUnits, "./examples/snippets/...") },
+		func() { r.test(readers, r.unitPackages(), moduleUnits, "./examples/snippets/...") },
 	)
+}
+
+// series runs integration with a real broker of one series, or with the newest in memory where no real
+// one can be had.
+func (r *runner) series(version string) {
+	packages := []string{"./integration/broker", "./integration/doctor"}
+	if version == newest {
+		brokers, err := broker.Need(r.ctx, os.Stderr, version)
+		defer func() { r.release(brokers) }()
+		var none *broker.NoWayError
+		if errors.As(err, &none) && os.Getenv("HOPBACK_BROKER_WITH") == "" {
+			r.withoutNewest(none)
+			version, packages = "memory-"+newest, packages[:1] // the doctor examines real ones only
+		}
+	}
+	r.test("-count=1", "-timeout=30m", "-p=2", subjects, packages, "-brokers="+version, "-parallel=8")
+}
+
+// withoutNewest says that no real broker of the newest series was used.
+func (r *runner) withoutNewest(why error) {
+	r.tally.printf("no real RabbitMQ %s was used, only hopbacktest's: %v\n", newest, why)
 }
 
 // all runs everything, in two lanes at once, since each of them mostly waits: one for what needs no
@@ -55,36 +90,37 @@ func (r *runner) all() {
 	r.phase("done")
 }
 
-// withoutBrokers is the lane of what needs none of the shared brokers.
+// withoutBrokers is the lane of what needs none of the shared brokers. It keeps one core busy: with
+// more at once, all of it takes as long, and tests fail because nothing comes in time.
 func (r *runner) withoutBrokers() {
-	together(
-		// The tests of other modules mostly wait: for a PostgreSQL, a Redis and a Prometheus.
+	r.phase("lint")
+	r.lint()
+	r.phase("tests that need no broker")
+	r.test("-race", "-count=1", "-timeout=25m", r.unitPackages())
+	r.test("-count=1", "-timeout=10m", readers)
+	r.allocations()
+	// The race detector checks with a broker in memory. With the real ones, which
+	// take most of the CPU, it would only make everything slower once more.
+	r.phase("integration, in memory")
+	together( // the last tests of each mostly wait
 		func() {
-			r.test("-race", "-count=1", "-p=1", "-timeout=25m", moduleUnits, "./postgres/...", "./middleware/dedupe/redisstore")
-			r.test("-count=1", "-timeout=10m", "./hopbackotel/dashboards")
+			r.test("-race", "-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.3")
 		},
+		// Elsewhere than in the public workflow this is mostly all that runs as 4.4. What 4.0 does in
+		// memory is left to quick: integration/differ compares it with the real one.
+		func() { r.test("-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.4") },
+	)
+	r.phase("brokers that die, and other modules")
+	together( // both mostly wait: for brokers that they start and kill, and for a PostgreSQL, a Redis, and a Prometheus
 		func() {
-			r.phase("lint")
-			r.lint()
-			r.phase("tests that need no broker")
-			r.test("-race", "-count=1", "-timeout=25m", r.unitPackages())
-			r.test("-count=1", "-timeout=10m", "./integration")
-			r.allocations()
-			// The race detector checks with a broker in memory. With the real ones, which
-			// take most of the CPU, it would only make everything slower once more.
-			r.phase("integration, in memory")
-			together( // the last tests of each mostly wait
-				func() {
-					r.test("-race", "-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.3")
-				},
-				func() { r.test("-count=1", "-timeout=25m", subjects, "./integration/broker", "-brokers=memory-4.0") },
-			)
-			// These mostly wait for brokers that they start and kill.
-			r.phase("brokers that die")
 			faulty := slices.DeleteFunc(r.list("./internal/broker/...", "./integration/chaos", "./integration/cluster"), func(pkg string) bool {
 				return strings.HasSuffix(pkg, "/cmd/broker")
 			})
 			r.test("-race", "-count=1", "-p=3", "-timeout=25m", faulty)
+		},
+		func() {
+			r.test("-race", "-count=1", "-p=1", "-timeout=25m", moduleUnits, "./postgres/...", "./middleware/dedupe/redisstore")
+			r.test("-count=1", "-timeout=10m", "./hopbackotel/dashboards")
 		},
 	)
 	r.phase("what needs none of the shared brokers is done")
@@ -98,11 +134,16 @@ func (r *runner) withBrokers() {
 		r.tally.fail("no broker: " + err.Error())
 		return
 	}
+	if !broker.Given(newest) {
+		r.withoutNewest(errors.New("HOPBACK_URL_4_4 isn't set"))
+	}
 	r.phase("integration, with real brokers")
 	together(
 		// These mostly wait for the brokers that they start, reconfigure and kill.
 		func() { r.test("-count=1", "-timeout=25m", "./integration/broker", "-brokers=real") },
-		func() { r.test("-count=1", "-timeout=25m", "-p=2", subjects, "-brokers=real", "-parallel=8") },
+		func() {
+			r.test("-count=1", "-timeout=25m", "-p=2", subjects, "./integration/doctor", "-brokers=real", "-parallel=8")
+		},
 	)
 	// After all of that a broker can take more than 5 s to start a quorum queue, for
 	// minutes, and RabbitMQ 4.3 gives up then (cluster_not_formed). So the rest gets fresh ones.
@@ -115,19 +156,18 @@ func (r *runner) withBrokers() {
 		r.tally.fail("no fresh broker: " + err.Error())
 		return
 	}
-	// Most of the time of these is waiting.
 	r.phase("examples, a browser, random sequences, other clients, OpenTelemetry, the outbox")
 	together(
 		// Examples measure how late messages are, so one package at a time.
 		func() {
 			r.test("-race", "-count=1", "-p=1", "-timeout=25m", "./internal/proxy", r.list("./examples/..."))
 		},
-		// The tests install Chromium where they can. Elsewhere they are skipped and say so.
-		func() { r.test("-count=1", "-timeout=15m", "./integration/browser") },
-		func() { r.test("-count=1", "-timeout=10m", "./integration/differ") },
-		// It uses a shared broker where one runs, so it waits until they have been replaced.
-		func() { r.test("-race", "-count=1", "-timeout=10m", "./internal/broker/cmd/broker") },
 		func() {
+			r.test("-count=1", "-timeout=10m", "./integration/differ")
+			// It uses a shared broker where one runs, so it waits until they have been replaced.
+			r.test("-race", "-count=1", "-timeout=10m", "./internal/broker/cmd/broker")
+			// The tests install Chromium where they can. Elsewhere they are skipped and say so.
+			r.test("-count=1", "-timeout=15m", "./integration/browser")
 			r.test("-race", "-count=1", "-timeout=25m", "./adapter/officialclient/integration")
 			r.test("-count=1", "-timeout=25m", "./bench/interop")
 			r.test("-race", "-count=1", "-timeout=25m", "./hopbackotel/integration")
@@ -159,15 +199,16 @@ func (r *runner) release(brokers []*broker.Broker) {
 	}
 }
 
-// allocations are counted without the race detector, which makes some of its own.
+// allocations are counted, and memory is measured, without the race detector, which adds some.
 func (r *runner) allocations() {
-	r.test("-count=1", "-timeout=1m", "-run=^TestAllocations", "./client", "./retry", "./hopbackotel")
+	r.test("-count=1", "-timeout=1m", "-run=^TestAllocations", "./client", "./retry", "./hopbackotel", "./declare/audit/doctor")
 }
 
-// unitPackages are the root module's that need no broker.
+// unitPackages are the root module's that need no broker, but for the readers.
 func (r *runner) unitPackages() []string {
 	return slices.DeleteFunc(r.list("./..."), func(pkg string) bool {
-		return strings.Contains(pkg, "/integration") || strings.Contains(pkg, "/internal/broker") || strings.Contains(pkg, "/internal/proxy")
+		return strings.Contains(pkg, "/integration") || strings.Contains(pkg, "/internal/broker") || strings.Contains(pkg, "/internal/proxy") ||
+			slices.ContainsFunc(readers, func(reader string) bool { return strings.HasSuffix(pkg, reader[1:]) })
 	})
 }
 

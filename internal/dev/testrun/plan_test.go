@@ -11,7 +11,7 @@ import (
 
 // Every package of integration is in the plan.
 func TestThePlanHasAllOfIntegration(t *testing.T) {
-	planned := append([]string{"./integration", "./integration/broker", "./integration/browser", "./integration/chaos", "./integration/cluster", "./integration/differ"}, subjects...)
+	planned := append([]string{"./integration", "./integration/broker", "./integration/browser", "./integration/chaos", "./integration/cluster", "./integration/differ", "./integration/doctor"}, subjects...)
 	var found []string
 	r := newRunner(t.Context(), io.Discard)
 	for _, pkg := range r.list("../../../integration/...") {

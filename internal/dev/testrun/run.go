@@ -80,6 +80,7 @@ func (r *runner) test(args ...any) {
 	from, to := io.Pipe()
 	cmd.Stdout, cmd.Stderr = to, os.Stderr
 	var err error
+	began := time.Now()
 	go func() {
 		err = cmd.Run()
 		_ = to.Close()
@@ -88,6 +89,18 @@ func (r *runner) test(args ...any) {
 	if well := r.tally.read(from); well && err != nil {
 		r.tally.fail(fmt.Sprintf("go %s: %v", strings.Join(line, " "), err))
 	}
+	if s := cmd.ProcessState; s != nil { // with compilers and tests, without brokers
+		r.tally.printf("took %.0f s, and %.0f s of CPU: go %s\n", time.Since(began).Seconds(), (s.UserTime() + s.SystemTime()).Seconds(), brief(line))
+	}
+}
+
+// brief is a command line with no more than its first packages.
+func brief(line []string) string {
+	const most = 8
+	if len(line) > most {
+		line = append(slices.Clone(line[:most]), fmt.Sprintf("and %d more arguments", len(line)-most))
+	}
+	return strings.Join(line, " ")
 }
 
 // list returns the packages that patterns match.

@@ -48,7 +48,8 @@ type test struct {
 	line   string // output after the last line break
 	ended  string // pass, fail or skip; empty while it runs
 	begun  time.Time
-	paused bool // until it may run beside others
+	paused bool // until it may run next to others
+	racing bool // its output is a report of the race detector
 }
 
 // pkg is a package whose tests have begun.
@@ -189,6 +190,9 @@ func (s *stream) event(e event) {
 	}
 }
 
+// raceEnd is the last line of a report of the race detector.
+const raceEnd = "=================="
+
 // logged is what t.Log puts before a line.
 var logged = regexp.MustCompile(`^\s*(\S+\.go:\d+: )?`)
 
@@ -205,6 +209,11 @@ func (s *stream) output(c *test, text string) {
 		if report := line[len(logged.FindString(line)):]; strings.HasPrefix(report, "REPORT ") {
 			s.say("%s\n", report)
 		}
+		// The race detector's report stands in the output of any test that runs, maybe one that passes.
+		c.racing = c.racing && line != raceEnd || line == "WARNING: DATA RACE"
+		if c.racing {
+			s.say("%s\n", line)
+		}
 	}
 }
 
@@ -220,7 +229,7 @@ func (s *stream) endPackage(e event, p *pkg) {
 			continue
 		}
 		unended := ""
-		if c.ended == "" { // the process died meanwhile
+		if c.ended == "" { // the process has crashed
 			c.ended = "fail"
 			unended = fmt.Sprintf(": not ended after %.0f s", p.last.Sub(c.begun).Seconds())
 		}
@@ -311,7 +320,7 @@ func (t *tally) group(pkg, name string) *counts {
 		key = integration + ", no version"
 		for _, part := range strings.Split(name, "/")[1:] {
 			switch part {
-			case "4.3", "4.0", "memory-4.3", "memory-4.0":
+			case "4.4", "4.3", "4.2", "4.1", "4.0", "memory-4.4", "memory-4.3", "memory-4.0":
 				key = integration + " on " + part
 			}
 		}

@@ -216,7 +216,7 @@ func TestCommandsStopWithTheirChildren(t *testing.T) {
 	assert.Less(t, time.Since(began), 10*time.Second)
 }
 
-// What hung is told apart from what waited behind it, which may be hundreds of tests.
+// The test that hung is reported separately from those that waited behind it, which may be hundreds of tests.
 func TestWhatHungIsTold(t *testing.T) {
 	text, last, ok := tallied(strings.NewReader(good + `
 {"Time":"2020-01-01T00:00:00Z","Action":"start","Package":"m/b"}

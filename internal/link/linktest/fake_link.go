@@ -41,9 +41,9 @@ type FakeBroker struct {
 	Window int
 	// RenewAfter, if set, is how many deliveries wear a session out.
 	RenewAfter int
-	// Tell, if set, is told of a consumer's events.
+	// Notify, if set, gets a consumer's events.
 	Notify func(event.StateEvent)
-	// Overdue is how long it may leave a message unanswered. 0: for ever.
+	// Overdue is how long it may leave a message unanswered. 0 means without limit.
 	Overdue time.Duration
 	// Silent leaves drains, closings and the question whether it answers unanswered.
 	Silent bool
@@ -51,7 +51,7 @@ type FakeBroker struct {
 	alarm bool
 	// Now, if set, is a consumer's idea of the broker's time.
 	Now func() (time.Time, bool)
-	// Requeues puts what is given back into the queue again.
+	// Requeues makes requeued messages ready in the queue again.
 	Requeues bool
 	// SingleActive, if set, tells a consumer whether its queue has a single active consumer.
 	SingleActive func(context.Context, string) (bool, error)
@@ -108,7 +108,7 @@ func (b *FakeBroker) ask(step string) error {
 	return b.Hook(step)
 }
 
-// Update changes the broker's state, and wakes whoever waits for a change.
+// Update changes the broker's state, and wakes all that wait for a change.
 func (b *FakeBroker) Update(f func()) {
 	b.Mu.Lock()
 	f()
@@ -224,7 +224,7 @@ func stateName(s amqp.DeliveryState) string {
 	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", s), "*encoding.State"))
 }
 
-// SetAlarm raises or ends an alarm: the broker takes no messages meanwhile.
+// SetAlarm raises or clears an alarm. During an alarm, the broker accepts no messages.
 func (b *FakeBroker) SetAlarm(on bool) {
 	b.Update(func() {
 		b.alarm = on
@@ -456,7 +456,7 @@ func (b *FakeBroker) Deafen() {
 	})
 }
 
-// end gives back what is unsettled, as a delivery in vain if failed is 1.
+// end requeues what is unsettled, as a failed delivery if failed is 1.
 func (r *FakeReceiver) end(err error, failed uint32) {
 	if r.Err != nil {
 		return
@@ -536,6 +536,10 @@ func (r *FakeReceiver) Drain(ctx context.Context) (err error) {
 	})
 	return err
 }
+
+func (r *FakeReceiver) Claims() bool { return false }
+
+func (r *FakeReceiver) Claim(ctx context.Context, _ uint32, _ []string) error { return r.Drain(ctx) }
 
 func (r *FakeReceiver) Settle(id uint32, d link.Disposition) (err error) {
 	r.B.Mu.Lock()

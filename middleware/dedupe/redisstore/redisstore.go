@@ -1,18 +1,23 @@
-// Package redisstore is a dedupe.Store on Redis, for workers in several processes.
+// Package redisstore is a [dedupe.Store] on Redis, for workers in several processes.
 //
 //	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 //	once := dedupe.With(dedupe.Config{Store: redisstore.New(rdb, redisstore.Config{})})
 //
-// Each message has one key of some 100 bytes, until dedupe.Config.TTL after it was
-// handled. Each call is one round trip.
+// Each message takes one key of about 100 bytes, until dedupe.Config.TTL after it was handled.
+// Each call is one round trip.
 //
 // # What Redis can lose
 //
-// A message is handled again if Redis forgets its mark: if it evicts keys for want of
-// memory, if it ends before it has written to its file (with appendfsync everysec, the
-// default with appendonly yes, up to a second of marks), or if a replica takes over that
-// hadn't received it. Set maxmemory-policy to noeviction. Where the effect is in
-// PostgreSQL and must happen once, use package postgres/inbox instead.
+// A message is handled again if Redis forgets its mark:
+//
+//   - Redis evicts keys because it is out of memory. Set maxmemory-policy to noeviction.
+//   - Redis crashes before it has written the mark to its file. With appendonly yes, whose
+//     default is appendfsync everysec, it loses up to one second of marks.
+//   - A replica becomes the primary without having received the mark.
+//
+// If the effect is in PostgreSQL and must happen once, use package postgres/inbox instead.
+//
+// This package is a preview: a minor version may change its names. See docs/stability.md.
 package redisstore
 
 import (
@@ -27,17 +32,18 @@ import (
 	"github.com/hopback/hopback/middleware/dedupe"
 )
 
-// Config configures New. The zero value is ready to use.
+// Config configures [New]. The zero value is ready to use.
 type Config struct {
-	// Prefix comes before each key, so that other users of the Redis have no key in
-	// common. Workers that share messages need the same. Default: "hopback:dedupe:".
+	// Prefix is the start of each key, up to 200 bytes, so that keys don't collide with those of
+	// other programs. Workers that share messages need the same Prefix. Default:
+	// "hopback:dedupe:".
 	Prefix string
 }
 
-// maxPrefix bounds Config.Prefix.
+// maxPrefix is the maximum length of Config.Prefix.
 const maxPrefix = 200
 
-// Store is a dedupe.Store. It is safe for concurrent use.
+// Store is a [dedupe.Store] on Redis. Create it with [New]. It is safe for concurrent use.
 type Store struct {
 	rdb    redis.Scripter
 	prefix string
@@ -45,9 +51,9 @@ type Store struct {
 
 var _ dedupe.Store = (*Store)(nil)
 
-// New returns a Store on rdb, which may be a *redis.Client, a *redis.ClusterClient or a
-// *redis.Ring. A nil rdb, or a Prefix over 200 bytes, is refused by each call with an
-// *argument.Error, and nothing is sent.
+// New returns a [Store] on rdb, which may be a *redis.Client, a *redis.ClusterClient, or a
+// *redis.Ring. If rdb is nil or the Prefix is longer than 200 bytes, each call returns an
+// *argument.Error and sends nothing.
 func New(rdb redis.Scripter, cfg Config) *Store {
 	if cfg.Prefix == "" {
 		cfg.Prefix = "hopback:dedupe:"
@@ -76,7 +82,7 @@ return redis.call('DEL', KEYS[1])`)
 func (s *Store) run(ctx context.Context, script *redis.Script, key string, args ...any) (any, error) {
 	switch {
 	case s == nil || s.rdb == nil:
-		return nil, argument.New("rdb", nil, "is nil", "give redisstore.New a client of go-redis")
+		return nil, argument.New("rdb", nil, "is nil", "pass a go-redis client to redisstore.New")
 	case len(s.prefix) > maxPrefix:
 		return nil, argument.New("redisstore.Config.Prefix", len(s.prefix), "is too long", "use at most 200 bytes")
 	}

@@ -54,7 +54,7 @@ func redisClient(t *testing.T) *redis.Client {
 	return rdb
 }
 
-// Whatever happens, in whatever order, the store says what the one in memory says.
+// For any sequence of calls, the store returns what the one in memory returns.
 func TestStoreDoesWhatTheOneInMemoryDoes(t *testing.T) {
 	t.Parallel()
 	store, memory := redisstore.New(redisClient(t), redisstore.Config{Prefix: t.Name()}), dedupe.NewMemory(0)
@@ -115,7 +115,7 @@ func TestClaimsAndMarksExpire(t *testing.T) {
 	}, 10*time.Second, time.Millisecond)
 }
 
-// Two workers, each with a client of its own, share what they have handled.
+// Two workers, each with its own client, share what they have handled.
 func TestTwoWorkersHandleEachMessageOnce(t *testing.T) {
 	t.Parallel()
 	b := hopbacktest.Start(t, hopbacktest.Config{})
@@ -147,7 +147,7 @@ func TestTwoWorkersHandleEachMessageOnce(t *testing.T) {
 		id := fmt.Sprint(i / 2)
 		require.NoError(t, p.Publish(t.Context(), id, func(m *client.Message) { m.Properties.MessageID = id }))
 	}
-	require.Eventually(t, func() bool { return duplicates.Load() == n }, 30*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return duplicates.Load() == n }, 3*time.Minute, 5*time.Millisecond)
 	cancel()
 	workers.Wait()
 	assert.Len(t, handled, n)

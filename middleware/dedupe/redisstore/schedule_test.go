@@ -21,9 +21,9 @@ func TestMessagesAreCancelledInRedis(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, is)
 	for id, want := range map[string]bool{"a": true, "b": false} {
-		cancelled, err := other.Cancelled(t.Context(), id)
+		canceled, err := other.Canceled(t.Context(), id)
 		require.NoError(t, err)
-		assert.Equal(t, want, cancelled, id)
+		assert.Equal(t, want, canceled, id)
 	}
 	keys, err := rdb.Keys(t.Context(), t.Name()+"*").Result()
 	require.NoError(t, err)

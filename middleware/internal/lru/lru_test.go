@@ -43,7 +43,7 @@ func (m *model) delete(key int) {
 	}
 }
 
-// check plays ops, of which each byte is one, on a Map and on its model.
+// check plays ops, one per byte, on a Map and on its model.
 func check(t *testing.T, size int, ops []byte) {
 	t.Helper()
 	m, want := New[int, int](size), &model{size: size}

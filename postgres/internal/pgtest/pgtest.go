@@ -31,7 +31,7 @@ import (
 // server is the PostgreSQL of a package's tests.
 var server *service.Service
 
-// Main runs the tests of a package with a PostgreSQL, and looks for leaked goroutines.
+// Main runs the tests of a package with a PostgreSQL, and checks for leaked goroutines.
 func Main(m *testing.M) {
 	var err error
 	if server, err = service.Postgres(context.Background(), os.Stderr); err != nil {
@@ -80,7 +80,13 @@ func DatabaseOf(t *testing.T, s *service.Service) *pgxpool.Pool {
 // Broker returns a broker in memory, and a connection to it.
 func Broker(t *testing.T) (*hopbacktest.Broker, *client.Conn) {
 	t.Helper()
-	b := hopbacktest.Start(t, hopbacktest.Config{})
+	return BrokerOf(t, "")
+}
+
+// BrokerOf is Broker of a version of RabbitMQ.
+func BrokerOf(t *testing.T, version string) (*hopbacktest.Broker, *client.Conn) {
+	t.Helper()
+	b := hopbacktest.Start(t, hopbacktest.Config{Version: version})
 	conn, err := client.Connect(t.Context(), b.URL(), client.Config{Dial: b.Dial})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, conn.Close(context.Background())) })
@@ -159,7 +165,7 @@ func (s *Seen) All() []string {
 // Await waits until n messages have come.
 func (s *Seen) Await(t *testing.T, n int) []string {
 	t.Helper()
-	limit := time.After(30 * time.Second)
+	limit := time.After(2 * time.Minute) // a busy machine takes its time over large messages
 	for {
 		if got := s.All(); len(got) >= n {
 			return got

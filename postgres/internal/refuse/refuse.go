@@ -12,5 +12,5 @@ func NilDB(db any) error {
 	if v := reflect.ValueOf(db); v.IsValid() && (v.Kind() != reflect.Pointer || !v.IsNil()) {
 		return nil
 	}
-	return argument.At(argument.Root("db"), argument.CodeMissing, nil, "is nil", "give a connection, a pool or a transaction")
+	return argument.At(argument.Root("db"), argument.CodeMissing, nil, "is nil", "pass a connection, a pool, or a transaction")
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/httpapi"
 	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/topologyfile"
 )
 
@@ -158,7 +159,7 @@ func (c *command) codeOf(err error) int {
 		return No
 	case refusedByGuards(err):
 		return No
-	case errors.Is(err, declare.ErrConflict), errors.Is(err, declare.ErrInUse), errors.Is(err, declare.ErrNotFound), errors.Is(err, declare.ErrInvalid):
+	case errors.Is(err, partition.ErrWrongGroup), errors.Is(err, declare.ErrConflict), errors.Is(err, declare.ErrInUse), errors.Is(err, declare.ErrNotFound), errors.Is(err, declare.ErrInvalid):
 		return No
 	}
 	return Unknown
@@ -207,7 +208,7 @@ func (c *command) root() *cobra.Command {
 		return usage("%s%s; see %s --help", err, flagHint(cmd, err), cmd.CommandPath())
 	})
 	root.AddCommand(
-		inGroup(groupTopology, c.topology()), inGroup(groupDLQ, c.dlq()), inGroup(groupDLQ, c.desk()),
+		inGroup(groupTopology, c.topology()), inGroup(groupTopology, c.doctor()), inGroup(groupTopology, c.partition()), inGroup(groupDLQ, c.dlq()), inGroup(groupDLQ, c.desk()),
 		inGroup(groupService, c.retry()), inGroup(groupService, c.outbox()), inGroup(groupService, c.serve()),
 		inGroup(groupOther, c.connectionTopic()))
 	return root

@@ -201,7 +201,7 @@ func TestOffline(t *testing.T) {
 	good := file(t, "good.yaml", small)
 	r := world{}.run("topology", "verify", "--offline", good)
 	assert.Zero(t, r.code, r.stderr)
-	assert.Contains(t, r.stdout, "0 errors, 0 warnings; 25 rules checked, 5 not.")
+	assert.Contains(t, r.stdout, "0 errors, 0 warnings; 27 rules checked, 7 skipped.")
 
 	bad := file(t, "bad.yaml", "queues: {a: {dead-letter: drop}}")
 	r = world{}.run("topology", "verify", "--offline", bad)
@@ -313,12 +313,12 @@ func TestNobodyThere(t *testing.T) {
 	for _, sub := range []string{"export", "import", "graph"} { // which need the HTTP API alone
 		r := w.run("topology", sub)
 		assert.Equal(t, cli.Unknown, r.code, sub)
-		assert.Contains(t, r.stderr, "is the management plugin on", sub)
+		assert.Contains(t, r.stderr, "check that the management plugin is enabled", sub)
 		assert.NotContains(t, r.stderr, "secret")
 	}
 	for status, says := range map[int]string{
-		http.StatusUnauthorized: "the password is wrong, or user \"me\" lacks the tag", http.StatusNotFound: `there is no vhost "shop", or this isn't the management API`,
-		http.StatusBadGateway: "status 502", http.StatusOK: "can't be read",
+		http.StatusUnauthorized: "the password is wrong, or user \"me\" lacks the required tag", http.StatusNotFound: `the virtual host "shop" doesn't exist, or this isn't the management API`,
+		http.StatusBadGateway: "status 502", http.StatusOK: "can't be parsed",
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(status)

@@ -37,7 +37,7 @@ func (b *safe) String() string {
 	return b.text.String()
 }
 
-// page is a "hopback desk" under way.
+// page is a running "hopback desk".
 type page struct {
 	line, url string
 	stderr    *safe

@@ -47,7 +47,8 @@ Exit codes:
   1    no: a message couldn't be sent or found, a line of a file is invalid, or reading
        has a side effect that --accept doesn't allow
   2    unknown: the broker can't be reached or refuses the user, the timeout expired, or
-       other consumers held messages (0 with --accept other-consumers)
+       other consumers held messages, or messages wait for their delivery time (0 with
+       --accept other-consumers, or --accept waiting-messages)
   64   the command line is wrong; nothing was sent
   130  interrupted; the output reports what was done, and how to continue`
 
@@ -66,7 +67,7 @@ func (c *command) dlq() *cobra.Command {
 	c.connectionFlags(f)
 	f.Duration("timeout", 0, "time limit of the command; 0 means none")
 	f.StringVar(&c.dlqFlags.prefix, "names-prefix", "", "`prefix` of the names in the retry topology, as in retry.names.prefix of its file")
-	f.StringArrayVar(&c.dlqFlags.accept, "accept", nil, "allow the side effect `name` of reading a queue; may be repeated")
+	f.StringArrayVar(&c.dlqFlags.accept, "accept", nil, "allow a side effect of reading, by the `name` that the refusal prints; may be repeated")
 	cmd.AddCommand(c.dlqSurvey(), c.dlqList(), c.dlqShow(), c.dlqReplay(), c.dlqEdit(), c.dlqDiscard(), c.dlqExport(), c.dlqImport())
 	return cmd
 }
@@ -87,7 +88,7 @@ func (c *command) accepted() []desk.WarningCode {
 
 // warnings are what --accept can name.
 var warnings = []desk.WarningCode{
-	desk.WarningLimit, desk.WarningLoss, desk.WarningConsumers, desk.WarningSingleActive, desk.WarningClassic, desk.WarningPolicies, desk.WarningScan,
+	desk.WarningLimit, desk.WarningLoss, desk.WarningConsumers, desk.WarningWaiting, desk.WarningSingleActive, desk.WarningClassic, desk.WarningPolicies, desk.WarningScan,
 }
 
 // checkAccepted refuses an --accept that names no side effect.
@@ -101,9 +102,9 @@ func (c *command) checkAccepted() error {
 			continue
 		}
 		if best := argument.Nearest(a, names); best != "" {
-			return usage("--accept %.80q is no side effect; did you mean %q?", a, best)
+			return usage("--accept %.80q isn't a side effect; did you mean %q?", a, best)
 		}
-		return usage("--accept %.80q is no side effect; it can be %s", a, strings.Join(names, ", "))
+		return usage("--accept %.80q isn't a side effect; it can be %s", a, strings.Join(names, ", "))
 	}
 	return nil
 }
@@ -164,7 +165,7 @@ func flagged(err error) error {
 	}
 	switch path, _, _ := strings.Cut(bad.Path.String(), "["); { // without an index
 	case path == "ReplayConfig.Filter", path == "DiscardConfig.Filter":
-		return usage("no flag selects messages; select some, or add --all for all messages of the queue")
+		return usage("no flag selects messages; select some, for example with --group or --id, or add --all for all messages of the queue")
 	case path == "SurveyConfig.Queues":
 		return usage("hopback can't list queues without the HTTP API; name the queues, or set --management-url")
 	case path == "file" && bad.Code == argument.CodeConflict:
@@ -225,7 +226,7 @@ func (s *selection) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringArrayVar(&s.filter.IDs, "id", nil, "`ID` of list, or message-id; may be repeated")
 	f.StringArrayVar(&s.filter.Groups, "group", nil, "ID of a `group` of survey; may be repeated")
-	f.StringArrayVar(&s.filter.Queues, "died-in", nil, "`queue` that dead-lettered the message; may be repeated")
+	f.StringArrayVar(&s.filter.Queues, "from", nil, "`queue` that dead-lettered the message; may be repeated")
 	f.StringArrayVar(&s.reasons, "reason", nil, "`reason` for dead-lettering, such as exhausted; may be repeated")
 	f.StringVar(&s.filter.ErrorType, "error-type", "", "Go `type` of the error, such as *net.OpError")
 	f.StringVar(&s.filter.Text, "text", "", "`text` that the error contains")
@@ -234,7 +235,7 @@ func (s *selection) flags(cmd *cobra.Command) {
 	f.DurationVar(&s.newerThan, "newer-than", 0, "dead-lettered less than this `duration` ago, such as 1h")
 	f.DurationVar(&s.olderThan, "older-than", 0, "dead-lettered more than this `duration` ago, such as 720h")
 	f.IntVar(&s.filter.MinReplays, "min-replays", 0, "replayed at least `n` times")
-	f.IntVar(&s.maxReplays, "max-replays", -1, "replayed at most `n` times")
+	f.IntVar(&s.maxReplays, "max-replays", -1, "replayed at most `n` times; -1 means no limit")
 }
 
 // selected is the filter of the flags. It refuses what can't be right, before anything connects.
@@ -291,7 +292,7 @@ func (s *selection) selected() (desk.Filter, error) {
 func (s *selection) some(all bool) (desk.Filter, error) {
 	f, err := s.selected()
 	if err == nil && !all && reflect.ValueOf(f).IsZero() {
-		err = usage("no flag selects messages; select some, or add --all for all messages of the queue")
+		err = usage("no flag selects messages; select some, for example with --group or --id, or add --all for all messages of the queue")
 	}
 	return f, err
 }
@@ -350,14 +351,17 @@ func unread(why string) error {
 	if why == "" {
 		return nil
 	}
-	return coded(Unknown, fmt.Errorf("%s; to accept that: --accept %s", why, desk.WarningConsumers))
+	return coded(Unknown, fmt.Errorf("%s; %s", why, toAccept))
 }
+
+// toAccept is how to accept that messages weren't read.
+var toAccept = fmt.Sprintf("to accept that: --accept %s for other consumers, --accept %s for waiting messages", desk.WarningConsumers, desk.WarningWaiting)
 
 // missed adds to the error of a message that wasn't found why it may exist.
 func missed(err error) error {
 	var none *desk.NoMessageError
 	if errors.As(err, &none) && none.Unread != "" {
-		return coded(Unknown, fmt.Errorf("%w; to accept that: --accept %s", err, desk.WarningConsumers))
+		return coded(Unknown, fmt.Errorf("%w; %s", err, toAccept))
 	}
 	return err
 }
@@ -462,7 +466,7 @@ numbers, IDs, and addresses are in one group. Work and delay queues are only cou
 					}
 				}
 				if missing > 0 && err == nil {
-					err = coded(Unknown, fmt.Errorf("hopback couldn't read %s to the end; if other consumers hold messages, --accept %s accepts that", count(missing, "queue"), desk.WarningConsumers))
+					err = coded(Unknown, fmt.Errorf("hopback couldn't read %s to the end; %s", count(missing, "queue"), toAccept))
 				}
 				return c.result(s, err, func(b *strings.Builder) { surveyText(b, s, err == nil && !counts) }, "")
 			})
@@ -473,7 +477,7 @@ numbers, IDs, and addresses are in one group. Work and delay queues are only cou
 	return cmd
 }
 
-// surveyText shows a survey; looked says that the dead-letter queues were read to their end.
+// surveyText shows a survey; peeked says that the dead-letter queues were read to their end.
 func surveyText(b *strings.Builder, s desk.Survey, peeked bool) {
 	rows := [][]string{{"QUEUE", "ROLE", "READY", "UNACKED", "DELAYED", "CONSUMERS", "IN/S", "OUT/S", "OLDEST", "NEWEST"}}
 	for _, q := range s.Queues {
@@ -489,6 +493,9 @@ func surveyText(b *strings.Builder, s desk.Survey, peeked bool) {
 		})
 	}
 	table(b, rows)
+	for _, a := range s.Alarms {
+		fmt.Fprintf(b, "ALARM: %s. The broker accepts no messages until it clears.\n", alarmText(a))
+	}
 	for _, q := range s.Queues {
 		warningsText(b, q.Name, q.Warnings)
 		if q.Unread != "" {
@@ -510,6 +517,13 @@ func surveyText(b *strings.Builder, s desk.Survey, peeked bool) {
 	if s.Others > 0 {
 		fmt.Fprintf(b, "%s in more groups.\n", count(s.Others, "message"))
 	}
+}
+
+func alarmText(a desk.Alarm) string {
+	if a.Resource == "" {
+		return "memory or disk"
+	}
+	return a.Resource + " on " + clean(a.Node)
 }
 
 // maxListed is what ListConfig.Limit may be.

@@ -56,7 +56,7 @@ func (c *command) read(name string) ([]byte, string, error) {
 	case err != nil:
 		return nil, name, usage("%s can't be read: %w", name, reasonOf(err))
 	case len(text) > maxInput:
-		return nil, name, usage("%s has more than %d MiB; it is neither a topology file nor definitions", name, maxInput>>20)
+		return nil, name, usage("%s has more than %d MiB; if it is definitions, export a single virtual host", name, maxInput>>20)
 	}
 	return text, name, nil
 }

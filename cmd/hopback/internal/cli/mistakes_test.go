@@ -3,7 +3,6 @@ package cli_test
 import (
 	"context"
 	"net"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -26,9 +25,11 @@ func TestTypicalMistakesNameCauseAndRemedy(t *testing.T) {
 	_, at, _ := strings.Cut(strings.TrimSuffix(target, "/"), "@")
 	broker.AddUser("eve", "eve")
 	require.NoError(t, broker.SetPermissions("eve", "/", "^$", "^$", "^$"))
-	api := httptest.NewServer(broker.HTTPHandler())
-	defer api.Close()
-	other, stop := hangingUp(t) // a port of another protocol
+	other, stop := answering(t, "") // a port of another protocol
+	defer stop()
+	api, stop := answering(t, "HTTP/1.1 400 Bad Request\r\n")
+	defer stop()
+	old, stop := answering(t, "AMQP\x00\x00\x09\x01")
 	defer stop()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -47,13 +48,15 @@ func TestTypicalMistakesNameCauseAndRemedy(t *testing.T) {
 		code               int
 		cause, remedy      string
 	}{
-		{"wrong port", "amqp://guest:guest@" + other, "dlq survey audit", cli.Unknown, "this may be no AMQP 1.0 port", "correct the port of the URL: by default it is 5672 for amqp://"},
+		{"wrong port", "amqp://guest:guest@" + other, "dlq survey audit", cli.Unknown, "this may not be an AMQP 1.0 port", "correct the port of the URL: by default it is 5672 for amqp://"},
+		{"port of the HTTP API", "amqp://guest:guest@" + api, "dlq survey audit", cli.Unknown, "this isn't an AMQP 1.0 port: it answers in HTTP", "correct the port of the URL"},
+		{"RabbitMQ 3", "amqp://guest:guest@" + old, "dlq survey audit", cli.Unknown, "it offers another version of AMQP", "use RabbitMQ 4"},
 		{"wrong scheme", "http://guest:guest@" + at, "dlq survey audit", cli.Usage, "isn't an AMQP URL: its scheme is http", "write it as amqp://user:password@host:5672/vhost"},
 		{"wrong password", "amqp://guest:wrong@" + at, "dlq survey audit", cli.Unknown, `the broker refused PLAIN for user "guest"`, "check the user and the password"},
 		{"wrong virtual host", "amqp://guest:guest@" + at + "/shop", "dlq survey audit", cli.Unknown, `virtual host "shop"`, "correct the path of the URL, create the virtual host, or grant the user access to it"},
 		{"missing queue", target, "dlq list orders.dead", cli.No, "queue 'orders.dead' in vhost '/' not found", `"hopback topology apply" declares the queues of a file`},
 		{"missing permission", "amqp://eve:eve@" + at, "dlq list audit", cli.Unknown, "configure access to queue 'audit' in vhost '/' refused for user 'eve'", "grant the permission, for example with rabbitmqctl set_permissions"},
-		{"different arguments", target, "topology apply " + different, cli.No, `x-delivery-limit: "5"`, "way out: declare it under a new name and move the messages, as hopback topology migrate does"},
+		{"different arguments", target, "topology apply " + different, cli.No, `x-delivery-limit: "5"`, "remedy: declare it under a new name and move the messages, as hopback topology migrate does"},
 		{"YAML typo", target, "topology apply " + typo, cli.Usage, "typo.yaml:2:12: work-queues.orders.delivery-limt isn't a known key", `did you mean "delivery-limit"?`},
 		{"broker down", "amqp://guest:guest@" + down, "dlq survey audit", cli.Unknown, "connection refused", "start the broker, or correct the host and the port of the URL"},
 		{"amqps:// on 5672", "amqps://guest:guest@" + at, "dlq survey audit", cli.Unknown, "the port answers without TLS", "use amqp://, or the port for amqps://, which is 5671 by default"},
@@ -93,8 +96,8 @@ func TestTypicalMistakesNameCauseAndRemedy(t *testing.T) {
 	})
 }
 
-// hangingUp listens as a server of another protocol does, which hangs up.
-func hangingUp(t *testing.T) (at string, stop func()) {
+// answering listens as a server of another protocol does, which answers and hangs up.
+func answering(t *testing.T, answer string) (at string, stop func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -107,6 +110,7 @@ func hangingUp(t *testing.T) (at string, stop func()) {
 				return
 			}
 			_, _ = c.Read(make([]byte, 8))
+			_, _ = c.Write([]byte(answer))
 			_ = c.Close()
 		}
 	}()

@@ -20,7 +20,7 @@ import (
 
 const retryHelp = `Add delayed retries to workers in any language. The workers only reject messages. One
 or several processes of "hopback retry run" count the attempts, and send each message
-to a delay queue or the dead-letter queue, by the policy of a topology file with the
+to a delay queue or to the dead-letter queue. The policy is in a topology file with the
 section central:
 
   retry:
@@ -55,12 +55,15 @@ func (c *command) retry() *cobra.Command {
 	cmd.AddCommand(c.retryRun(),
 		c.retryTurn("take-over", "Route rejected messages of live work queues to the failed queue",
 			`Route the messages that live work queues dead-letter to the failed queue, instead of
-to their dead-letter queues. Apply the file first, and start run afterwards. Workers
-continue. A message that is dead-lettered at this moment may end up in both queues.`, retry.TakeOver),
-		c.retryTurn("hand-back", "Route them to the dead-letter queues again",
+to their dead-letter queues. Apply the file first, and start "hopback retry run"
+afterwards. Workers continue. A message that is dead-lettered at this moment may end up
+in both queues.`, retry.TakeOver),
+		c.retryTurn("hand-back", "Undo take-over: route rejected messages to the dead-letter queues again",
 			`Route the messages that live work queues dead-letter to their dead-letter queues
-again. Keep run running until the failed queue is empty. Workers continue.`, retry.HandBack),
+again. Keep "hopback retry run" running until the failed queue is empty. Workers
+continue.`, retry.HandBack),
 		c.retryPolicies())
+	cmd.AddCommand(c.waitingCommands()...)
 	return cmd
 }
 

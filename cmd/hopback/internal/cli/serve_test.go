@@ -24,7 +24,7 @@ import (
 // patience is how long a test waits for what is to come at once.
 const patience = time.Minute
 
-// served is a "hopback broker" under way.
+// served is a running "hopback broker".
 type served struct {
 	lines      []string // of stdout, up to "^C stops it."
 	amqp, http string   // URLs

@@ -253,7 +253,7 @@ func (c *command) unrefused(ctx context.Context, b *broker, in input) (audit.Dif
 		if err := c.printDiff(d); err != nil {
 			return d, err
 		}
-		c.say(errors.New("nothing was done: the resources marked with ! exist with different settings, or can't exist; the plan above lists ways out"))
+		c.say(errors.New("nothing was done: the resources marked with ! exist with different settings, or can't exist; the plan above lists the remedies"))
 		return d, exit(No)
 	}
 	return d, nil

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -21,26 +22,26 @@ import (
 	"github.com/hopback/hopback/internal/service"
 )
 
-const usage = `broker starts real RabbitMQ brokers, 4.3 and 4.0 side by side, and ends them.
+const usage = `broker starts real RabbitMQ brokers, 4.3 and 4.0 at the same time, and stops them.
 
 Usage:
   broker up [--env] [--write FILE] [VERSION...]  start what doesn't run yet
-  broker down [VERSION...]                       end what was started; without
-                                                 VERSION, brokers of tests, too
-  broker status [--quiet] [VERSION...]           tell what runs; exit code 1
-                                                 if one of VERSION doesn't serve
-  broker env                                     print export lines of what runs
+  broker down [VERSION...]                       stop brokers; without VERSION,
+                                                 those of tests, too
+  broker status [--quiet] [VERSION...]           list running brokers; exit code
+                                                 1 if one of VERSION isn't ready
+  broker env                                     print export lines for them
   broker run [VERSION...] [SERVER...] -- COMMAND [ARG...]
-                                                 run a command with brokers there
-  broker clean                                   end all, remove cache and images
+                                                 run a command with brokers
+  broker clean                                   stop all, remove cache and images
 
-VERSION is 4.3, 4.0 or any: the newest that can be had. Without it, up means
+VERSION is 4.3, 4.0, or any: the newest that can be started. Without it, up means
 4.3 and 4.0, run means any, and down and status mean all. For run it can be
-any-or-none: where no broker can be had, the command runs without.
+any-or-none: if no broker can be started, the command runs without one.
 
-SERVER is postgres, redis or prometheus. It is the server of
-HOPBACK_POSTGRES_URL, HOPBACK_REDIS_URL or HOPBACK_PROMETHEUS_URL, or one of our
-own from Debian's packages, which ends with the command. The command finds its
+SERVER is postgres, redis, or prometheus. It is the server of
+HOPBACK_POSTGRES_URL, HOPBACK_REDIS_URL, or HOPBACK_PROMETHEUS_URL. Otherwise
+broker starts one from Debian's packages, and stops it after the command. The command finds its
 URL in that variable. Prometheus has the alerts of hopbackotel/dashboards.
 It scrapes the command's metrics at http://127.0.0.1:9464/metrics, and the
 queues of the first broker.
@@ -59,16 +60,15 @@ Examples:
 "run" sets HOPBACK_URL_4_3 and so on for its command, and HOPBACK_URL to the
 first of its brokers.
 
-A broker is come by in the first of these ways that works, or in the one that
-HOPBACK_BROKER_WITH names:
-  env           HOPBACK_URL_4_3, HOPBACK_URL_4_0: amqp:// URLs of brokers that
-                run; HOPBACK_MANAGEMENT_URL_4_3, _4_0: their HTTP APIs, if not
+broker tries these ways in order, or only the one that HOPBACK_BROKER_WITH names:
+  env           HOPBACK_URL_4_3, HOPBACK_URL_4_0: amqp:// URLs of running
+                brokers; HOPBACK_MANAGEMENT_URL_4_3, _4_0: their HTTP APIs, if not
                 on port 15672
   docker        Docker and docker-compose.yml, with the official image
   chroot        Debian's packages in a chroot, as root on Linux
   docker-built  an image of the same packages, with docker-compose.yml
 
-Exit codes: 0 done; 1 it failed; 2 bad arguments; of run: its command's.
+Exit codes: 0 done; 1 failed; 2 bad arguments. run exits as its command does.
 `
 
 func main() {
@@ -78,7 +78,7 @@ func main() {
 	os.Exit(code)
 }
 
-// errUsage is for bad arguments that no *argument.Error tells of.
+// errUsage is for invalid arguments without an *argument.Error.
 var errUsage = errors.New("run broker --help for what can be said")
 
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -254,6 +254,17 @@ func env(ctx context.Context, stdout io.Writer) error {
 	return nil
 }
 
+// withoutRefusals drops the lines that say why Docker or Debian's packages can't be used. The
+// command runs anyway, so one line about that is enough.
+type withoutRefusals struct{ out io.Writer }
+
+func (w withoutRefusals) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte(": not by ")) {
+		return len(line), nil
+	}
+	return w.out.Write(line)
+}
+
 // runWith runs a command while it holds brokers, and returns its exit code.
 func runWith(ctx context.Context, names, command []string, stdout, stderr io.Writer) (code int, err error) {
 	var versions, servers []string
@@ -271,11 +282,15 @@ func runWith(ctx context.Context, names, command []string, stdout, stderr io.Wri
 	if orNone {
 		versions = []string{"any"}
 	}
-	brokers, err := broker.Need(ctx, stderr, versions...)
+	progress := stderr
+	if orNone {
+		progress = withoutRefusals{stderr}
+	}
+	brokers, err := broker.Need(ctx, progress, versions...)
 	var noWay *broker.NoWayError
 	switch {
 	case orNone && errors.As(err, &noWay):
-		fmt.Fprintf(stderr, "%v\nThe command runs without a RabbitMQ.\n", err)
+		fmt.Fprintln(stderr, "No RabbitMQ here: that takes Docker with compose, or root on Debian. HOPBACK_URL_4_3 can name one that runs.")
 	case err != nil:
 		return 0, err
 	}

@@ -46,7 +46,7 @@ func run(ctx context.Context) int {
 		seed       = flag.Uint64("seed", 0, "of the faults and of the messages' fates; the runs after the first take the next ones; 0: by the clock, and printed")
 		messages   = flag.Int("messages", 1_000_000, "to publish at least, in all runs together")
 		faults     = flag.Int("faults", 208, "to do, in all runs together")
-		slice      = flag.Int("slice", 50_000, "messages of one run at most; each has a broker of its own")
+		slice      = flag.Int("slice", 50_000, "messages of one run at most; each has a separate broker")
 		kinds      = flag.String("kinds", "all", "of faults, separated by commas")
 		versions   = flag.String("versions", "4.3,4.0", "of RabbitMQ")
 		nodes      = flag.String("nodes", "1,3", "of the broker")

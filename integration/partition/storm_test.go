@@ -1,0 +1,142 @@
+package partition
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/internal/dev/partitionrig"
+	"github.com/hopback/hopback/partition"
+	"github.com/hopback/hopback/retry"
+)
+
+// The sizes of TestOrderByKeyOnABroker. HOPBACK_LONG=1 has larger defaults.
+var (
+	messages   = flag.Int("partition.messages", suite.Sized(6_000, 1_000_000), "messages to publish")
+	keys       = flag.Int("partition.keys", suite.Sized(300, 10_000), "keys")
+	partitions = flag.Int("partition.partitions", suite.Sized(8, 64), "partitions")
+	most       = flag.Int("partition.workers", suite.Sized(4, 16), "workers at most")
+	strikes    = flag.Int("partition.strikes", suite.Sized(10, 500), "joins, leaves, kills, and cuts")
+)
+
+// apply declares a group with a dead-letter queue.
+func apply(t *testing.T, conn *client.Conn, g partition.Group) {
+	topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited})
+	require.NoError(t, err)
+	topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
+	suite.Apply(t, conn, topology)
+}
+
+func newRig(s *suite.Site, g partition.Group, keys int) *partitionrig.Rig {
+	return &partitionrig.Rig{
+		URL: s.AMQPURL(), Group: g, Check: partitionrig.NewCheck(keys, g.Partitions), Handle: 5 * time.Millisecond, Logger: slogOf(s),
+		Config: partition.Config{Concurrency: 32, Retry: retry.Policy{Backoff: retry.Exponential(100*time.Millisecond, 2).Cap(time.Second), MaxRetries: 100}},
+	}
+}
+
+// Workers join, leave, crash, and lose their connections, while 2 % of the attempts fail. No
+// message is lost, and none begins before those before it of its key are completed.
+func TestOrderByKeyOnABroker(t *testing.T) {
+	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+		if !s.Newer() {
+			return // refused: see TestWorkersOfAnotherGroupAreRefused
+		}
+		conn, _ := s.Connect(t)
+		g := partition.Group{Name: "orders", Partitions: *partitions}
+		apply(t, conn, g)
+		rig := newRig(s, g, *keys)
+		rig.Failing = 0.02
+		var workers []*partitionrig.Worker
+		n := 0
+		join := func() {
+			n++
+			w, err := rig.Start(t.Context(), fmt.Sprint("w", n))
+			require.NoError(t, err)
+			workers = append(workers, w)
+		}
+		join()
+		publisher, err := rig.NewPublisher(t.Context(), conn)
+		require.NoError(t, err)
+		published := make(chan error, 1)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		began := time.Now()
+		go func() {
+			published <- func() error {
+				for left := *messages; left > 0 && ctx.Err() == nil; left -= 100 {
+					batch := make([]int, min(left, 100))
+					for i := range batch {
+						batch[i] = rand.IntN(*keys)
+					}
+					if err := publisher.Publish(ctx, batch...); err != nil {
+						return err
+					}
+				}
+				return nil
+			}()
+		}()
+		counts := map[string]int{}
+		for range *strikes {
+			time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
+			i := rand.IntN(len(workers))
+			switch x := rand.IntN(10); {
+			case len(workers) < 2 || x < 4 && len(workers) < *most:
+				counts["joins"]++
+				join()
+			case x < 6:
+				counts["leaves"]++
+				w := workers[i]
+				workers = slices.Delete(workers, i, i+1)
+				go func() { assert.NoError(t, w.Leave()) }()
+			case x < 8:
+				counts["kills"]++
+				workers[i].Kill()
+				workers = slices.Delete(workers, i, i+1)
+			default:
+				counts["cuts"]++
+				workers[i].Cut()
+			}
+		}
+		require.NoError(t, <-published)
+		progress, last := time.Now(), 0
+		for rig.Check.Left() > 0 {
+			if left := rig.Check.Left(); left != last {
+				progress, last = time.Now(), left
+			}
+			require.Less(t, time.Since(progress), time.Minute, "nothing happens: %v, %v", rig.Check.Report(), rig.Check.Shares())
+			time.Sleep(50 * time.Millisecond)
+		}
+		took := time.Since(began)
+		defer func() {
+			if t.Failed() {
+				t.Log(rig.Check.Shares(), len(workers))
+			}
+		}()
+		suite.Poll(t, "shares are balanced", func() bool {
+			shares := rig.Check.Shares()
+			for _, w := range workers {
+				if n := shares[w.Name]; n < *partitions/len(workers) || n > (*partitions+len(workers)-1)/len(workers) {
+					return false
+				}
+			}
+			return true
+		})
+		for _, w := range workers {
+			require.NoError(t, w.Leave())
+		}
+		r := rig.Check.Report()
+		suite.Report(t, s, "partitions: %v; %v in %v", r, counts, took.Round(time.Second))
+		assert.Zero(t, r.Wrong(), "%v", r.First)
+		assert.Zero(t, r.Missing)
+	})
+}

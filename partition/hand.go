@@ -1,0 +1,164 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/outcome"
+	"github.com/hopback/hopback/retry"
+)
+
+// attempts is what is known of a message in hand.
+type attempts struct {
+	retries int
+	first   time.Time // of its failures; zero: it hasn't failed
+	blocked bool      // it isn't retried by the policy any more
+}
+
+// minHold keeps a handler that asks for no delay from looping without one.
+const minHold = 10 * time.Millisecond
+
+// handler is the handler of one partition. It turns what would return a message to its queue, and
+// so lose its place, into another attempt later.
+type handler struct {
+	of   *worker
+	part *part
+}
+
+func (h *handler) Prepare(ctx context.Context, s client.Start) error {
+	return client.Prepare(ctx, h.of.inner, s)
+}
+
+func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
+	if id, ok := markerOf(d.Message()); ok {
+		return h.part.marked(id)
+	}
+	var was attempts
+	again := inside.AgainFrom(ctx)
+	if again != nil {
+		was, _ = again.State.(attempts)
+	} else {
+		was.retries, was.first = h.of.cfg.policy.Past(d.Message())
+	}
+	if !h.of.slot(ctx, h.part) {
+		return h.keep(again, was)
+	}
+	defer func() { <-h.of.slots }()
+	returned := false
+	defer outcome.Catch(&returned, func(value any, stack []byte) {
+		err = h.giveUp(d, was, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack})
+		if value == nil {
+			outcome.LeaveLastWord(ctx, err)
+		}
+	})
+	err = h.judge(ctx, d, again, was, h.of.inner.Handle(ctx, d))
+	returned = true
+	return err
+}
+
+// keep leaves a delivery unchanged in hand: its handler wasn't called, or was interrupted.
+func (h *handler) keep(again *inside.Again, was attempts) error {
+	kept := inside.Again{Retries: was.retries, State: was}
+	if again != nil {
+		kept.Annotations = again.Annotations
+	}
+	return &kept
+}
+
+// judge returns what becomes of a message whose handler returned err.
+func (h *handler) judge(ctx context.Context, d *client.Delivery, again *inside.Again, was attempts, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) && context.Cause(ctx) != client.ErrConsumerTimeoutNear {
+		return h.keep(again, was)
+	}
+	says := outcome.Read[client.Outcome](err)
+	if says.Kind != outcome.IsDecided {
+		return h.decided(d, was, err, says)
+	}
+	switch o := client.OutcomeOf(says.Decided).(type) {
+	case client.DeadLetter:
+		if o.Reason == "" {
+			o.Reason = retry.ReasonRejected
+		}
+		history := h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, o.Err)
+		for k, v := range o.Annotations {
+			history[k] = v
+		}
+		o.Annotations = history
+		report(d, instrument.Decision{Kind: instrument.DecisionDeadLetter, Attempt: was.retries + 1, Reason: string(o.Reason), Err: o.Err})
+		return o
+	case client.Modify:
+		if o.DeadLetter {
+			return o
+		}
+		return h.decided(d, was, err, outcome.Verdict{})
+	case client.Requeue:
+		if o.Failed {
+			return h.decided(d, was, err, outcome.Verdict{})
+		}
+		return &inside.Again{Delay: h.hold(h.of.cfg.policy.Decide(inside.Attempt{Err: err, Now: time.Now()}).Delay), Retries: was.retries, State: was, Err: err}
+	default:
+		return o
+	}
+}
+
+// decided carries out what the policy decides.
+func (h *handler) decided(d *client.Delivery, was attempts, err error, says outcome.Verdict) error {
+	now := time.Now()
+	if was.blocked {
+		return h.block(d, was, err)
+	}
+	what := h.of.cfg.policy.Decide(inside.Attempt{Err: err, Says: says, Retries: was.retries, First: was.first, Now: now})
+	switch {
+	case what.Discard:
+		report(d, instrument.Decision{Kind: instrument.DecisionDiscard, Attempt: was.retries + 1, Err: err})
+		return nil
+	case what.Reason != "":
+		return h.giveUp(d, was, client.Reason(what.Reason), what.Err)
+	}
+	kind := instrument.DecisionWait
+	delay := h.hold(what.Delay)
+	attempt := was.retries + 1
+	if what.Counted {
+		kind = instrument.DecisionRetry
+		was.retries++
+	}
+	if was.first.IsZero() && !(says.Kind == outcome.IsAfter && says.After.Snooze) {
+		was.first = now
+	}
+	report(d, instrument.Decision{Kind: kind, Attempt: attempt, Reason: "in-hand", Delay: delay, Wait: delay, Err: err})
+	return &inside.Again{Delay: delay, Retries: was.retries, State: was, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, err)}
+}
+
+func (h *handler) hold(delay time.Duration) time.Duration {
+	return min(max(delay, minHold), h.of.cfg.MaxHold)
+}
+
+// giveUp ends the retries of a message.
+func (h *handler) giveUp(d *client.Delivery, was attempts, reason client.Reason, err error) error {
+	if h.of.cfg.Failed == BlockKey {
+		if was.first.IsZero() {
+			was.first = time.Now()
+		}
+		h.of.log.Error("hopback: a message isn't retried by its policy any more; its key is blocked", "queue", h.part.queue, "key", h.of.cfg.Key(d), "reason", string(reason), "error", client.ErrorText(err))
+		return h.block(d, was, err)
+	}
+	report(d, instrument.Decision{Kind: instrument.DecisionDeadLetter, Attempt: was.retries + 1, Reason: string(reason), Err: err})
+	return client.DeadLetter{Reason: reason, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, err)}
+}
+
+// block keeps a message at the head of its key.
+func (h *handler) block(d *client.Delivery, was attempts, err error) error {
+	was.blocked = true
+	delay := h.of.cfg.MaxHold
+	report(d, instrument.Decision{Kind: instrument.DecisionWait, Attempt: was.retries + 1, Reason: "blocked", Delay: delay, Wait: delay, Err: err})
+	return &inside.Again{Delay: delay, Retries: was.retries, State: was, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, err)}
+}
+
+func report(d *client.Delivery, x instrument.Decision) { d.Report(x) }
