@@ -22,7 +22,7 @@ func (in internal) ConsumeGated(ctx context.Context, queue string, g inside.Gate
 		return err
 	}
 	// Isolation and a Control would change how much the consumer holds.
-	cfg := ConsumerConfig{Concurrency: g.Concurrency, Prefetch: g.Window, Grace: g.Grace, NoIsolation: true}
+	cfg := ConsumerConfig{Concurrency: g.Concurrency, Prefetch: g.Window, Grace: g.Grace, ConsumerTimeout: g.ConsumerTimeout, NoIsolation: true}
 	return in.conn.consume(ctx, queue, source, g.Handler, cfg, (*gated)(&g))
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -49,13 +50,18 @@ func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, 
 	if cfg, err = cfg.withDefaults(); err != nil {
 		return err
 	}
-	if err := persist(ctx, conn, func() error { return g.check(ctx, conn, cfg.MaxHold) }); err != nil {
+	var timeout time.Duration
+	if err := persist(ctx, conn, func() (err error) {
+		timeout, err = g.check(ctx, conn, cfg.MaxHold)
+		return err
+	}); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
 	w := newWorker(g, h, cfg, conn.Internal().Log().With("group", g.Name, "worker", cfg.Worker))
+	w.timeout = timeout
 	return w.run(ctx, conn)
 }
 
@@ -68,36 +74,43 @@ func persist(ctx context.Context, conn *client.Conn, f func() error) (err error)
 	}
 }
 
-// check refuses a broker or queues that can't keep the order.
-func (g Group) check(ctx context.Context, conn *client.Conn, hold time.Duration) error {
+// consumerTimeout is RabbitMQ's default, which can't be read over AMQP. The consumers ask for what
+// they believe, so an operator's other default has no effect.
+const consumerTimeout = 30 * time.Minute
+
+// check refuses a broker or queues that can't keep the order. It returns the shortest consumer
+// timeout of the queues.
+func (g Group) check(ctx context.Context, conn *client.Conn, hold time.Duration) (shortest time.Duration, err error) {
+	shortest = math.MaxInt64
 	for i := range g.Partitions {
 		info, err := declare.Inspect(ctx, conn.Management(), g.queue(i))
 		b := conn.Broker()
 		if b.Version != "" && oldbroker.Of(b.AtLeast).LacksActiveState {
-			return argument.New("conn", b.Version, "needs RabbitMQ 4.3 or later, and the broker is "+b.Version, "upgrade RabbitMQ, or use one queue with a single active consumer and middleware/ordered")
+			return 0, argument.New("conn", b.Version, "needs RabbitMQ 4.3 or later, and the broker is "+b.Version, "upgrade RabbitMQ, or use one queue with a single active consumer and middleware/ordered")
 		}
 		if err != nil {
-			return err
+			return 0, err
 		}
 		for key, want := range map[string]any{argPartitions: int64(g.Partitions), argWindow: int64(g.Window), "x-single-active-consumer": true} {
 			if got := info.Arguments[key]; got != want {
-				return fmt.Errorf("hopback: consume %q: %w: its %s is %v, and the worker's group has %v; use the same Group in all workers, and Reshard to change it", info.Name, ErrWrongGroup, key, got, want)
+				return 0, fmt.Errorf("hopback: consume %q: %w: its %s is %v, and the worker's group has %v; use the same Group in all workers, and Reshard to change it", info.Name, ErrWrongGroup, key, got, want)
 			}
 		}
-		timeout := 30 * time.Minute
+		timeout := consumerTimeout
 		if ms, ok := info.Arguments["x-consumer-timeout"].(int64); ok {
 			timeout = time.Duration(ms) * time.Millisecond
 		}
+		shortest = min(shortest, timeout)
 		if hold > timeout/2 {
-			return argument.At(argument.Root("Config").Field("MaxHold"), argument.CodeOutOfRange, hold, fmt.Sprintf("is longer than half of the consumer timeout of %v, so the broker would revoke messages that wait", timeout), "use a shorter time, or declare the queues with a longer ConsumerTimeout")
+			return 0, argument.At(argument.Root("Config").Field("MaxHold"), argument.CodeOutOfRange, hold, fmt.Sprintf("is longer than half of the consumer timeout of %v, so the broker would revoke messages that wait", timeout), "use a shorter time, or declare the queues with a longer ConsumerTimeout")
 		}
 		for _, key := range []string{"x-message-ttl", "x-expires", "x-delayed-retry-type"} {
 			if got, set := info.Arguments[key]; set {
-				return fmt.Errorf("hopback: consume %q: %w: its %s is %v, which breaks the order of its messages; declare it without", info.Name, ErrWrongGroup, key, got)
+				return 0, fmt.Errorf("hopback: consume %q: %w: its %s is %v, which breaks the order of its messages; declare it without", info.Name, ErrWrongGroup, key, got)
 			}
 		}
 	}
-	return nil
+	return shortest, nil
 }
 
 // run consumes until ctx ends, or one of the consumers can't.
@@ -128,7 +141,7 @@ func (w *worker) run(ctx context.Context, conn *client.Conn) error {
 	for _, p := range w.parts {
 		consumers.Go(func() {
 			err := in.ConsumeGated(ctx, p.queue, inside.Gated[*client.Delivery]{
-				Window: w.group.Window, Concurrency: min(w.cfg.Concurrency, w.group.Window), Grace: w.cfg.Grace,
+				Window: w.group.Window, Concurrency: min(w.cfg.Concurrency, w.group.Window), Grace: w.cfg.Grace, ConsumerTimeout: w.timeout,
 				Key: p.key, Handler: &handler{w, p}, Turn: p.began, Over: p.ended, Attached: p.attached,
 			})
 			if err != nil {

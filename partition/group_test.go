@@ -5,7 +5,9 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -197,8 +199,9 @@ func TestAFailedMessageKeepsItsPlace(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g := partition.Group{Name: "orders", Partitions: 1}
 			s := newScene(t, g, 1)
-			f := &failing{n: map[string]int{}, fail: func(text string, call int) error {
-				if text == "a1" && call < 20 {
+			var repaired atomic.Bool
+			f := &failing{n: map[string]int{}, fail: func(text string, _ int) error {
+				if text == "a1" && !repaired.Load() {
 					return busy
 				}
 				return nil
@@ -212,9 +215,8 @@ func TestAFailedMessageKeepsItsPlace(t *testing.T) {
 			s.put(t, "b", "b1")
 			time.Sleep(time.Hour)
 			assert.Equal(t, []string{"b1"}, f.order())
-			for waited := time.Duration(0); len(f.order()) < 3 && waited < 24*time.Hour; waited += 10 * time.Minute {
-				time.Sleep(10 * time.Minute)
-			}
+			repaired.Store(true)
+			time.Sleep(11 * time.Minute)
 			assert.Equal(t, []string{"b1", "a1", "a2"}, f.order())
 			assert.Empty(t, s.broker.Queue("dead").Messages())
 			stop()
@@ -268,6 +270,33 @@ func TestAttemptsInHandAreCounted(t *testing.T) {
 		}
 		assert.Equal(t, []int{1, 2, 3, 4}, attempts)
 		assert.Len(t, s.broker.Queue("dead").Messages(), 1)
+	})
+}
+
+// What is held for nearly as long as the consumer timeout returns to its queue by the worker, with
+// its attempts: what the broker takes back by itself would begin to count again.
+func TestAttemptsOutlastTheConsumerTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := partition.Group{Name: "orders", Partitions: 1}
+		s := newScene(t, g, 1)
+		var mu sync.Mutex
+		var attempts []int
+		h := client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
+			mu.Lock()
+			defer mu.Unlock()
+			attempts = append(attempts, retry.Attempt(ctx))
+			return errors.New("busy")
+		})
+		cfg := partition.Config{Failed: partition.BlockKey, MaxHold: 10 * time.Minute, Retry: retry.Policy{MaxRetries: 1, Backoff: retry.Exponential(time.Minute, 1)}}
+		s.put(t, "a", "a1")
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- partition.Consume(ctx, s.conn, g, h, cfg) }()
+		time.Sleep(100 * time.Minute) // three times the default timeout
+		stop()
+		require.NoError(t, <-done)
+		require.Greater(t, len(attempts), 10)
+		assert.Equal(t, append([]int{1}, slices.Repeat([]int{2}, len(attempts)-1)...), attempts)
 	})
 }
 

@@ -24,7 +24,9 @@ type worker struct {
 	self  string
 	beat  beat // Worker and Born
 	slots chan struct{}
-	parts []*part
+	// timeout is how long the broker lets the worker hold a message.
+	timeout time.Duration
+	parts   []*part
 
 	events chan func() // to be called by the loop
 	ended  chan struct{}

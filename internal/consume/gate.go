@@ -36,6 +36,21 @@ type Gate struct {
 	Over func(*Turn)
 }
 
+// holdLeft is how long what the consumer holds is still safe from the consumer timeout. What the
+// broker takes back by itself comes back without its annotations, so without its attempts.
+func (s *linkSession) holdLeft() time.Duration {
+	limit := s.consumer.cfg.ConsumerTimeout
+	oldest := time.Now()
+	s.mu.Lock()
+	for _, d := range s.leases {
+		if d.received.Before(oldest) {
+			oldest = d.received
+		}
+	}
+	s.mu.Unlock()
+	return time.Until(oldest.Add(limit - timeoutMargin(limit)))
+}
+
 // Turn is a time in which a gated consumer is the active one of its queue. Its methods are safe
 // for concurrent use, and do nothing once the turn is over.
 type Turn struct{ s *linkSession }

@@ -115,6 +115,10 @@ func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 	var again <-chan time.Time
 	starving := s.watchStarving(ctx)
 	defer starving.stop()
+	var tooLong <-chan time.Time
+	if s.gated() && s.consumer.cfg.ConsumerTimeout > 0 {
+		tooLong = time.After(s.holdLeft())
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -128,6 +132,13 @@ func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 			continue
 		case <-s.gate.step:
 			return sessionStepped
+		case <-tooLong:
+			left := s.holdLeft()
+			if left <= 0 {
+				return sessionStepped
+			}
+			tooLong = time.After(left)
+			continue
 		case <-starving.due():
 			starving.check()
 			continue

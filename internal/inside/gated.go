@@ -13,6 +13,10 @@ type Gated[Delivery any] struct {
 	// Concurrency is how many handlers run at once.
 	Concurrency int
 	Grace       time.Duration
+	// ConsumerTimeout is how long the broker lets it hold a delivery. It steps back shortly before,
+	// so that what it holds returns in its order and with its annotations.
+	// 0: it isn't known.
+	ConsumerTimeout time.Duration
 	// Key returns the key whose deliveries are handled one after the other.
 	Key func(Delivery) string
 	// Handler is a client.Handler. Its error may be an *Again. A client.Start that it gets has no
