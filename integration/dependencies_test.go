@@ -35,7 +35,7 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 	for pkg, may := range map[string][]string{
 		"": {"argument", "client", "declare", "retry"}, "argument": {}, "adapter": {"client"}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument", "client/instrument"}, "client/instrument": {"address"},
 		"declare/audit": {"address", "argument", "declare"}, "internal/frames": {},
-		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/audit"}, "desk": {"address", "argument", "client", "declare", "declare/audit", "retry"},
+		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/audit"}, "desk": {"address", "argument", "client", "declare", "declare/audit", "partition", "retry"},
 		"schedule":     {"address", "argument", "client", "declare", "middleware/dedupe"},
 		"topologyfile": {"argument", "client", "declare", "retry"},
 		"rpc":          {"address", "argument", "client", "client/instrument", "declare"},

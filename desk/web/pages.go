@@ -23,15 +23,16 @@ import (
 // routes are all paths, without the prefix and the slash.
 func (h *Handler) routes() {
 	h.paths = map[string]route{
-		"":         {http.MethodGet, ActionView, h.overview},
-		"messages": {http.MethodGet, ActionView, h.messages},
-		"message":  {http.MethodGet, ActionView, h.message},
-		"body":     {http.MethodGet, ActionBody, h.body},
-		"download": {http.MethodGet, ActionBody, h.download},
-		"edit":     {http.MethodGet, ActionEdit, h.editForm},
-		"parked":   {http.MethodGet, ActionView, h.waitingForm},
-		"runs":     {http.MethodGet, ActionView, h.runList},
-		"run":      {http.MethodGet, ActionView, h.runPage},
+		"":           {http.MethodGet, ActionView, h.overview},
+		"messages":   {http.MethodGet, ActionView, h.messages},
+		"message":    {http.MethodGet, ActionView, h.message},
+		"body":       {http.MethodGet, ActionBody, h.body},
+		"download":   {http.MethodGet, ActionBody, h.download},
+		"edit":       {http.MethodGet, ActionEdit, h.editForm},
+		"parked":     {http.MethodGet, ActionView, h.waitingForm},
+		"runs":       {http.MethodGet, ActionView, h.runList},
+		"partitions": {http.MethodGet, ActionView, h.partitions},
+		"run":        {http.MethodGet, ActionView, h.runPage},
 
 		"survey":        {http.MethodPost, ActionView, h.startSurvey},
 		"stop-survey":   {http.MethodPost, ActionStop, h.stopSurvey},

@@ -102,6 +102,7 @@ type Handler struct {
 	ended  bool
 	work   sync.WaitGroup
 
+	asking sync.Mutex // held while a group's workers are asked
 	queues queueLocks
 	counts counts
 	survey surveyor

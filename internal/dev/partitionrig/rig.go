@@ -27,6 +27,9 @@ type Rig struct {
 	Dial  func(ctx context.Context, network, address string) (net.Conn, error) // nil: the network
 	Group partition.Group
 	Check *Check
+	// Endpoints and IdleTimeout are those of the workers' client.Config.
+	Endpoints   []string
+	IdleTimeout time.Duration
 	// Order, if not nil, checks the messages in place of Check.
 	Order *Check
 	// Handle is how long a handler takes, and Failing the share of attempts that fail.
@@ -65,7 +68,7 @@ func (r *Rig) connect(ctx context.Context, w *Worker) (*client.Conn, error) {
 		dial = (&net.Dialer{}).DialContext
 	}
 	return client.Connect(ctx, r.URL, client.Config{
-		Name: w.Name, Logger: r.Logger, Reconnect: client.ReconnectBackoff{Min: 20 * time.Millisecond, Max: time.Second},
+		Name: w.Name, Logger: r.Logger, Endpoints: r.Endpoints, IdleTimeout: r.IdleTimeout, Reconnect: client.ReconnectBackoff{Min: 20 * time.Millisecond, Max: time.Second},
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			select {
 			case <-w.dead:

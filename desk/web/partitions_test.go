@@ -1,0 +1,87 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/partition"
+)
+
+// group declares partitions, and starts a worker for them.
+func (s *stage) group(g partition.Group, worker string) {
+	s.t.Helper()
+	topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("orders.dead")})
+	require.NoError(s.t, err)
+	_, err = declare.Apply(s.t.Context(), s.conn.Management(), topology)
+	require.NoError(s.t, err)
+	ctx, stop := context.WithCancel(context.WithoutCancel(s.t.Context()))
+	ended, owned := make(chan error, 1), make(chan int, g.Partitions)
+	go func() {
+		h := client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
+		ended <- partition.Consume(ctx, s.conn, g, h, partition.Config{Worker: worker, OnAssigned: func(i int, has bool) {
+			if has {
+				owned <- i
+			}
+		}})
+	}()
+	s.t.Cleanup(func() {
+		stop()
+		assert.NoError(s.t, <-ended)
+	})
+	for range g.Partitions {
+		select {
+		case <-owned:
+		case err := <-ended:
+			ended <- err
+			require.NoError(s.t, err)
+		}
+	}
+}
+
+// The page names the owner of each partition, and shows hostile names as text.
+func TestOwnersOfPartitions(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, Config{}, "4.3.6")
+	s.declare("orders")
+	s.group(partition.Group{Name: "changes", Partitions: 3}, "<b>ada</b>")
+	b := s.browser()
+	assert.Contains(t, b.get("").text, `href="partitions"`)
+	form := b.get("partitions")
+	assert.Equal(t, http.StatusOK, form.status)
+	assert.NotContains(t, form.text, "changes.1.000")
+	page := b.get("partitions?group=changes")
+	assert.Equal(t, http.StatusOK, page.status)
+	for _, queue := range []string{"changes.1.000", "changes.1.001", "changes.1.002"} {
+		assert.Contains(t, page.text, queue)
+	}
+	assert.Contains(t, page.text, "&lt;b&gt;ada&lt;/b&gt;")
+	assert.NotContains(t, page.text, "<b>ada</b>")
+	assert.NotContains(t, page.text, "without a worker")
+}
+
+// A group that isn't there, or whose queues the visitor may not see, looks the same.
+func TestPartitionsThatAVisitorMayNotSee(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, Config{Authorize: func(_ *http.Request, a Access) (string, error) {
+		if a.Queue == "changes.1.000" {
+			return "", errors.New("not yours")
+		}
+		return "ada", nil
+	}}, "4.3.6")
+	s.declare("orders")
+	s.group(partition.Group{Name: "changes", Partitions: 1}, "w1")
+	b := s.browser()
+	for _, name := range []string{"changes", "nothing", "orders", "%00", "a/b"} {
+		page := b.get("partitions?group=" + name)
+		assert.Equal(t, http.StatusNotFound, page.status, name)
+		assert.Contains(t, page.text, "No such group")
+		assert.NotContains(t, page.text, "w1")
+	}
+}

@@ -1,0 +1,131 @@
+package cluster
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/internal/dev/partitionrig"
+	"github.com/hopback/hopback/partition"
+	"github.com/hopback/hopback/retry"
+)
+
+// Leaders move, and nodes are killed and frozen, while every tenth attempt fails and waits for 1 s to
+// 10 s. No message is lost, and none begins before those before it of its key are completed.
+func TestOrderByKeyOnACluster(t *testing.T) {
+	if !long {
+		t.Skip("it takes minutes: set HOPBACK_LONG=1")
+	}
+	forEachCluster(t, func(t *testing.T, c *broker.Cluster) {
+		if strings.HasSuffix(t.Name(), "/4.0") {
+			t.Skip("partitions need RabbitMQ 4.3")
+		}
+		const keys, workers, batch = 2_000, 4, 50
+		conn := connect(t, c, c.Nodes[0], func(cfg *client.Config) {
+			cfg.IdleTimeout, cfg.ConnectTimeout = 5*time.Second, 5*time.Second
+		})
+		g := partition.Group{Name: "orders", Partitions: 12}
+		topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited, LeaderLocator: declare.LeaderBalanced})
+		require.NoError(t, err)
+		topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
+		_, err = declare.Apply(t.Context(), conn.Management(), topology)
+		require.NoError(t, err)
+		rig := &partitionrig.Rig{
+			IdleTimeout: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+			Group: g, Check: partitionrig.NewCheck(keys, g.Partitions), Handle: 10 * time.Millisecond, Failing: 0.1,
+			Config: partition.Config{Concurrency: 100, Retry: retry.Policy{Backoff: retry.Exponential(time.Second, 2).Cap(10 * time.Second), MaxRetries: 100}},
+		}
+		var all []*partitionrig.Worker
+		for i := range workers {
+			n := c.Nodes[i%len(c.Nodes)]
+			rig.URL, rig.Endpoints = n.URL, slices.DeleteFunc(c.URLs(), func(u string) bool { return u == n.URL })
+			w, err := rig.Start(t.Context(), fmt.Sprint("w", i+1))
+			require.NoError(t, err)
+			all = append(all, w)
+		}
+		publisher, err := rig.NewPublisher(t.Context(), conn)
+		require.NoError(t, err)
+		stop, published := make(chan struct{}), make(chan error, 1)
+		go func() {
+			published <- func() error {
+				for tick := time.NewTicker(200 * time.Millisecond); ; {
+					select {
+					case <-tick.C:
+					case <-stop:
+						tick.Stop()
+						return nil
+					}
+					some := make([]int, batch)
+					for i := range some {
+						some[i] = rand.IntN(keys)
+					}
+					if err := publisher.Publish(t.Context(), some...); err != nil {
+						return err
+					}
+				}
+			}()
+		}()
+		faults := map[string]func(n *broker.Node){
+			"leaders moved": func(*broker.Node) { moveLeaders(t, c, "") },
+			"killed": func(n *broker.Node) {
+				for _, w := range all { // the broker may notice before the worker does
+					if w.Conn().State().Broker.Node == n.Name {
+						rig.Check.Cut(w.Name)
+					}
+				}
+				require.NoError(t, n.Kill(t.Context()))
+				require.NoError(t, n.Start(t.Context()))
+			},
+			"frozen": func(n *broker.Node) {
+				require.NoError(t, n.Pause(t.Context()))
+				time.Sleep(20 * time.Second) // is how long it is frozen
+				require.NoError(t, n.Unpause(t.Context()))
+			},
+		}
+		began := time.Now()
+		for what, fault := range faults {
+			for _, n := range c.Nodes {
+				fault(n)
+				require.NoError(t, c.AwaitAll(t.Context()))
+				fmt.Fprintf(os.Stderr, "%s %s: %v; shares %v\n", n.Name, what, rig.Check.Report(), rig.Check.Shares())
+			}
+		}
+		close(stop)
+		require.NoError(t, <-published)
+		progress, last := time.Now(), 0
+		for rig.Check.Left() > 0 {
+			if left := rig.Check.Left(); left != last {
+				progress, last = time.Now(), left
+			}
+			require.Less(t, time.Since(progress), 3*time.Minute, "nothing happens: %v, %v", rig.Check.Report(), rig.Check.Shares())
+			time.Sleep(50 * time.Millisecond) // between two looks
+		}
+		took := time.Since(began)
+		poll(t, "each worker has three partitions", func() bool {
+			for _, w := range all {
+				if rig.Check.Shares()[w.Name] != g.Partitions/workers {
+					return false
+				}
+			}
+			return true
+		})
+		for _, w := range all {
+			require.NoError(t, w.Leave())
+		}
+		r := rig.Check.Report()
+		fmt.Printf("REPORT %s: %v, %d attempts failed, in %v\n", t.Name(), r, rig.Failures.Load(), took.Round(time.Second))
+		assert.Zero(t, r.Wrong(), "%v", r.First)
+		assert.Zero(t, r.Missing)
+	})
+}
