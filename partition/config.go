@@ -64,7 +64,9 @@ const (
 	// BlockKey keeps the message and tries it again every [Config.MaxHold], until it succeeds or
 	// its handler returns an outcome such as client.DeadLetter. Messages of its key wait, also
 	// after a crash or a move to another worker; other keys continue. All that waits counts toward
-	// the window: when nothing else has room in it, the partition stalls.
+	// the window: when nothing else has room in it, the partition stalls. Shortly before the
+	// consumer timeout the worker returns what it holds and receives it again, so there is an
+	// attempt then, too.
 	BlockKey Failed = "block-key"
 )
 

@@ -263,7 +263,7 @@ func TestLookingAtManyMessagesInBoundedMemory(t *testing.T) {
 		peek := func(reply any, args ...string) {
 			node, queue := memory()
 			var out, errs bytes.Buffer
-			c := exec.CommandContext(t.Context(), bin, append([]string{"dead"}, append(args, "--json")...)...)
+			c := exec.CommandContext(t.Context(), bin, append([]string{"dead"}, append(args, "--accept", "waiting-messages", "--json")...)...)
 			c.Env = append(os.Environ(), "HOPBACK_URL="+s.AMQPURL(), "HOPBACK_MANAGEMENT_URL=none")
 			c.Stdout, c.Stderr = &out, &errs
 			began := time.Now()
