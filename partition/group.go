@@ -22,7 +22,7 @@ type Group struct {
 	// those that wait for their turn, and those that wait for a retry. All workers of a group need
 	// the same value, because RabbitMQ keeps the order of returned messages only for a consumer
 	// that takes all of them at once. It is an argument of the queues, so it can be changed only
-	// with [Reshard]. Default: 100. The most: 10,000.
+	// with [Reshard]. Default: 100. The most: 256, because a consumer can't take more at once.
 	Window int
 	// Generation is how often the group was resharded, plus one. Default: 1.
 	Generation int
@@ -30,7 +30,7 @@ type Group struct {
 
 const (
 	maxPartitions  = 1000
-	maxWindow      = 10_000
+	maxWindow      = 256 // RabbitMQ gives a queue more credit only piece by piece
 	maxGenerations = 1000
 	defaultWindow  = 100
 	maxName        = 200 // bytes, so that there is room for what follows the name

@@ -35,6 +35,7 @@ func TestTopologyRefusesWhatBreaksTheOrder(t *testing.T) {
 	for name, edit := range map[string]func(g *partition.Group, q *declare.QuorumQueue){
 		"Partitions":    func(g *partition.Group, _ *declare.QuorumQueue) { g.Partitions = 0 },
 		"Window":        func(g *partition.Group, _ *declare.QuorumQueue) { g.Window = -1 },
+		"Group.Window":  func(g *partition.Group, _ *declare.QuorumQueue) { g.Window = 257 },
 		"Generation":    func(g *partition.Group, _ *declare.QuorumQueue) { g.Generation = 1 << 40 },
 		"Name":          func(g *partition.Group, _ *declare.QuorumQueue) { g.Name = "" },
 		"DeadLetter":    func(_ *partition.Group, q *declare.QuorumQueue) { q.DeadLetter = declare.Drop() },
