@@ -128,6 +128,7 @@ func TestAQuietConnectionIsKept(t *testing.T) {
 			t.Errorf("%v", e)
 		case <-time.After(2 * minIdleTimeout):
 		}
+		synctest.Wait() // it may be asking at this very moment
 		asked := w.AMQP.Answers() - before
 		assert.GreaterOrEqual(t, asked, uint64(2), "a begin and an end")
 		assert.LessOrEqual(t, asked, uint64(8))

@@ -95,9 +95,13 @@ func TestOAuth2TokensAreRenewedAheadOfTime(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			err := p.Publish(ctx, n)
 			cancel()
-			if err == nil {
+			switch {
+			case err == nil:
 				sent[n] = true
-			} else {
+			case !s.AtLeast("4.1") && errors.Is(err, client.ErrUnauthorized):
+				// RabbitMQ 4.0 refuses this one just before it ends the connection.
+				require.ErrorContains(t, err, "token has expired")
+			default:
 				require.ErrorIs(t, err, client.ErrOutcomeUnknown, "while a connection is lost")
 			}
 			time.Sleep(20 * time.Millisecond) // paces the messages

@@ -70,9 +70,10 @@ func TestMessagesWaitThroughAnUpgradeTo44(t *testing.T) {
 
 // waited notes when a message was due, and when it came.
 type waited struct {
-	mu   sync.Mutex
-	due  map[string]time.Time
-	came map[string][]time.Time
+	mu    sync.Mutex
+	due   map[string]time.Time
+	came  map[string][]time.Time
+	early []string
 }
 
 func (w *waited) expect(id string, due time.Time) {
@@ -94,7 +95,7 @@ func (w *waited) scheduled(_ context.Context, d *client.Delivery) error {
 }
 
 // retried fails until the message has waited for each of its delays.
-func (w *waited) retried(delays []time.Duration, failed, early *atomic.Int64) func(context.Context, *client.Delivery) error {
+func (w *waited) retried(delays []time.Duration, failed *atomic.Int64) func(context.Context, *client.Delivery) error {
 	type attempt struct {
 		n  int
 		at time.Time
@@ -107,9 +108,7 @@ func (w *waited) retried(delays []time.Duration, failed, early *atomic.Int64) fu
 		n := retry.Attempt(ctx) - 1
 		// The same attempt again is one whose outcome the broker hadn't heard of when it stopped.
 		if was, ok := last[id]; ok && n > was.n && time.Since(was.at) < delays[n-1] {
-			if early.Add(1) == 1 {
-				fmt.Printf("early: %s, attempt %d, by %v\n", id, n+1, delays[n-1]-time.Since(was.at))
-			}
+			w.early = append(w.early, fmt.Sprintf("%s, attempt %d after attempt %d, by %v", id, n+1, was.n+1, delays[n-1]-time.Since(was.at)))
 		}
 		if n == len(delays) {
 			w.came[id] = append(w.came[id], time.Now())
@@ -139,12 +138,12 @@ func waitThroughUpgrade(t *testing.T, b upgradable) {
 		"auto":        {Strategy: retry.StrategyAuto},
 	}
 	retries := &waited{due: map[string]time.Time{}, came: map[string][]time.Time{}}
-	var failed, early atomic.Int64
+	var failed atomic.Int64
 	for name, policy := range policies {
 		queue := "work-" + name
 		policy.Backoff = retry.Delays(delays...)
 		suite.ApplyRetry(t, conn, policy, declare.QuorumQueue{Name: queue, DeliveryLimit: 5})
-		handler := retry.With(policy)(client.HandlerFunc(retries.retried(delays, &failed, &early)))
+		handler := retry.With(policy)(client.HandlerFunc(retries.retried(delays, &failed)))
 		suite.Consume(t, conn, queue, handler, client.ConsumerConfig{Concurrency: 8})
 		suite.Load(t, conn, queue, each, func(i int, m *client.Message) {
 			id := fmt.Sprintf("%s-%d", name, i)
@@ -194,8 +193,10 @@ func waitThroughUpgrade(t *testing.T, b upgradable) {
 			time.Sleep(100 * time.Millisecond)
 		}
 	}
-	assert.Zero(t, early.Load(), "early retries")
 	came, _ := retries.progress()
+	retries.mu.Lock()
+	assert.Empty(t, retries.early, "early retries")
+	retries.mu.Unlock()
 	fmt.Printf("REPORT %s: down for %v; %d retries; %s\n", t.Name(), down.Round(time.Second), came, scheduled.lateness(t, back))
 	assert.Zero(t, suite.Ready(t, conn, schedule.Names{}.UndeliverableQueue()))
 }
