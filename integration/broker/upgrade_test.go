@@ -106,8 +106,9 @@ func (w *waited) retried(delays []time.Duration, failed *atomic.Int64) func(cont
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		n := retry.Attempt(ctx) - 1
-		// The same attempt again is one whose outcome the broker hadn't heard of when it stopped.
-		if was, ok := last[id]; ok && n > was.n && time.Since(was.at) < delays[n-1] {
+		// The same attempt again is one whose outcome the broker hadn't heard of when it stopped. A broker
+		// rounds the time at which a message comes down to a millisecond.
+		if was, ok := last[id]; ok && n > was.n && time.Since(was.at) <= delays[n-1]-time.Millisecond {
 			w.early = append(w.early, fmt.Sprintf("%s, attempt %d after attempt %d, by %v", id, n+1, was.n+1, delays[n-1]-time.Since(was.at)))
 		}
 		if n == len(delays) {
