@@ -264,3 +264,28 @@ func TestCloseWaitsForABatch(t *testing.T) {
 		assert.Len(t, b.Stored, 1000)
 	})
 }
+
+// Answers that come while the batch is withdrawn share nothing with it unguarded. The race detector
+// is the check: make test runs it.
+func TestAnswersComeWhileABatchIsWithdrawn(t *testing.T) {
+	for range 30 {
+		synctest.Test(t, func(t *testing.T) {
+			b := linktest.NewFakeBroker(t)
+			b.Verdict = linktest.Withhold
+			s := startResender(b)
+			var ms []*amqp.Message
+			for _, id := range linktest.Numbered("m", 100) {
+				ms = append(ms, linktest.WithID(id))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := async(func() []BatchFailure { return doAll(ctx, s, ms...) })
+			synctest.Wait() // all were sent
+			go cancel()
+			b.Answer(len(ms), &amqp.StateAccepted{})
+			for _, f := range <-done {
+				assert.NotNil(t, f.ID)
+			}
+			require.NoError(t, s.Close(within(t, time.Hour)))
+		})
+	}
+}

@@ -118,7 +118,6 @@ func (s *Sender) leave(o *outgoing) (*amqp.Message, error) {
 			}
 			return m, failure.ErrOutcomeUnknown
 		case outSending:
-			m := o.msg
 			x := o.on.Load()
 			if x == nil {
 				s.flight.Load().settle() // it is being handed to the link
@@ -129,6 +128,7 @@ func (s *Sender) leave(o *outgoing) (*amqp.Message, error) {
 			if !o.state.CompareAndSwap(outSending, outLeft) {
 				continue
 			}
+			m := o.msg // until then it was that of the answer
 			if x == nil || !x.Withdraw() {
 				return m, failure.ErrOutcomeUnknown
 			}
