@@ -78,10 +78,13 @@ func persist(ctx context.Context, conn *client.Conn, f func() error) (err error)
 // they believe, so an operator's other default has no effect.
 const consumerTimeout = 30 * time.Minute
 
+// maxConsumerTimeout is the longest that a consumer can ask for. A queue can have a longer one.
+const maxConsumerTimeout = math.MaxUint32 * time.Millisecond
+
 // check refuses a broker or queues that can't keep the order. It returns the shortest consumer
 // timeout of the queues.
 func (g Group) check(ctx context.Context, conn *client.Conn, hold time.Duration) (shortest time.Duration, err error) {
-	shortest = math.MaxInt64
+	shortest = maxConsumerTimeout
 	for i := range g.Partitions {
 		info, err := declare.Inspect(ctx, conn.Management(), g.queue(i))
 		b := conn.Broker()
@@ -98,7 +101,7 @@ func (g Group) check(ctx context.Context, conn *client.Conn, hold time.Duration)
 		}
 		timeout := consumerTimeout
 		if ms, ok := info.Arguments["x-consumer-timeout"].(int64); ok {
-			timeout = time.Duration(ms) * time.Millisecond
+			timeout = min(time.Duration(min(ms, math.MaxUint32))*time.Millisecond, maxConsumerTimeout)
 		}
 		shortest = min(shortest, timeout)
 		if hold > timeout/2 {

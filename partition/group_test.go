@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -299,6 +300,28 @@ func TestAttemptsOutlastTheConsumerTimeout(t *testing.T) {
 		require.Greater(t, len(attempts), 10)
 		assert.Equal(t, append([]int{1}, slices.Repeat([]int{2}, len(attempts)-1)...), attempts)
 	})
+}
+
+// A queue's consumer timeout can be longer than a consumer can ask for.
+func TestAConsumerTimeoutThatNoConsumerCanHave(t *testing.T) {
+	for _, timeout := range []time.Duration{math.MaxUint32*time.Millisecond + time.Millisecond, 10_000 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			g := partition.Group{Name: "orders", Partitions: 1}
+			s := newScene(t, partition.Group{Name: "other", Partitions: 1}, 1)
+			topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), ConsumerTimeout: timeout})
+			require.NoError(t, err)
+			_, err = declare.Apply(t.Context(), s.conn.Management(), topology)
+			require.NoError(t, err)
+			f := &failing{n: map[string]int{}, fail: func(string, int) error { return nil }}
+			stop := f.run(t, s, g, partition.Config{})
+			p, err := client.NewPublisher[string](t.Context(), s.conn, g.Address("a"), client.PublisherConfig{})
+			require.NoError(t, err)
+			require.NoError(t, p.Publish(t.Context(), "a1"))
+			time.Sleep(10 * time.Second) // virtual
+			assert.Equal(t, 1, f.calls(`"a1"`))
+			stop()
+		})
+	}
 }
 
 // A message with a priority overtakes others, and one with a ttl can disappear. They are handled

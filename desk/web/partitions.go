@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/hopback/hopback/argument"
@@ -43,18 +42,15 @@ func (h *Handler) askGroup(v *visit, data *partitionsData) *refusal {
 	defer h.asking.Unlock()
 	ctx, cancel := context.WithTimeout(v.Context(), partitionsLimit)
 	defer cancel()
-	all, err := h.desk.Partitions(ctx, data.Group)
+	all, err := h.desk.Partitions(ctx, data.Group, func(queue string) bool { return h.sees(v, queue) })
 	switch {
 	case errors.Is(err, declare.ErrNotFound), errors.As(err, new(*argument.Error)), errors.Is(err, partition.ErrWrongGroup):
 		return &refusal{http.StatusNotFound, "No such group", "There are no partitions with this name.", err}
 	case err != nil:
 		return h.failed(err)
 	}
-	data.Partitions = slices.DeleteFunc(all, func(s partition.State) bool { return !h.sees(v, s.Queue) })
-	if len(data.Partitions) == 0 {
-		return refuse(http.StatusNotFound, "No such group", "There are no partitions with this name.")
-	}
-	for _, s := range data.Partitions {
+	data.Partitions = all
+	for _, s := range all {
 		data.Waiting += s.Waiting
 		if s.Owner == "" {
 			data.Ownerless++
