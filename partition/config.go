@@ -31,13 +31,8 @@ type Config struct {
 	Concurrency int
 	// Retry decides whether a failed message is tried again, and when: MaxRetries, Backoff,
 	// GiveUpAfter, and Rules. Its other fields are for retries through delay queues and have no
-	// effect, except those that describe the worker. A delay can be at most [Config.MaxHold].
+	// effect, except those that describe the worker. Delays above 24 hours are shortened to that.
 	Retry retry.Policy
-	// MaxHold is the longest delay between two attempts; longer ones are shortened to it. A message
-	// that waits is unsettled, so MaxHold can be at most half of the queues' consumer timeout, which
-	// is 30 minutes unless QuorumQueue.ConsumerTimeout is set. Default: 5 minutes. The most: 24
-	// hours.
-	MaxHold time.Duration
 	// Failed is what happens to a message that isn't retried any more. Default: [SkipMessage].
 	Failed Failed
 	// OnAssigned, if not nil, is called when this worker begins to handle a partition, and when it
@@ -61,12 +56,10 @@ const (
 	// SkipMessage dead-letters the message with its reason and history. Then the next message of
 	// its key is handled.
 	SkipMessage Failed = "skip-message"
-	// BlockKey keeps the message and tries it again every [Config.MaxHold], until it succeeds or
-	// its handler returns an outcome such as client.DeadLetter. Messages of its key wait, also
-	// after a crash or a move to another worker; other keys continue. All that waits counts toward
-	// the window: when nothing else has room in it, the partition stalls. Shortly before the
-	// consumer timeout the worker returns what it holds and receives it again, so there is an
-	// attempt then, too.
+	// BlockKey keeps the message and tries it again every 5 minutes, until it succeeds or its
+	// handler returns an outcome such as client.DeadLetter. Messages of its key wait, also after a
+	// crash or a move to another worker; other keys continue. All that waits counts toward the
+	// window: when nothing else has room in it, the partition stalls.
 	BlockKey Failed = "block-key"
 )
 
@@ -74,8 +67,6 @@ const (
 	maxWorker          = 200
 	maxConcurrency     = 10_000
 	defaultConcurrency = 16
-	defaultMaxHold     = 5 * time.Minute
-	maxMaxHold         = 24 * time.Hour
 	defaultGrace       = 30 * time.Second
 )
 
@@ -87,7 +78,6 @@ func (c Config) withDefaults() (Config, error) {
 		c.Worker = c.Worker[:min(len(c.Worker), maxWorker)]
 	}
 	c.Concurrency = cmp.Or(c.Concurrency, defaultConcurrency)
-	c.MaxHold = cmp.Or(c.MaxHold, defaultMaxHold)
 	c.Grace = cmp.Or(c.Grace, defaultGrace)
 	c.Failed = cmp.Or(c.Failed, SkipMessage)
 	if c.Key == nil {
@@ -99,9 +89,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Concurrency < 1 || c.Concurrency > maxConcurrency {
 		errs = append(errs, argument.At(at.Field("Concurrency"), argument.CodeOutOfRange, c.Concurrency, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxConcurrency)))
-	}
-	if c.MaxHold < 0 || c.MaxHold > maxMaxHold {
-		errs = append(errs, argument.At(at.Field("MaxHold"), argument.CodeOutOfRange, c.MaxHold, "is out of range", "use at most 24 hours, or 0 for the default"))
 	}
 	if c.Grace < 0 {
 		errs = append(errs, argument.At(at.Field("Grace"), argument.CodeOutOfRange, c.Grace, "is negative", "use a positive duration, or 0 for the default"))

@@ -52,7 +52,7 @@ func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, 
 	}
 	var timeout time.Duration
 	if err := persist(ctx, conn, func() (err error) {
-		timeout, err = g.check(ctx, conn, cfg.MaxHold)
+		timeout, err = g.check(ctx, conn)
 		return err
 	}); err != nil {
 		if ctx.Err() != nil {
@@ -83,7 +83,7 @@ const maxConsumerTimeout = math.MaxUint32 * time.Millisecond
 
 // check refuses a broker or queues that can't keep the order. It returns the shortest consumer
 // timeout of the queues.
-func (g Group) check(ctx context.Context, conn *client.Conn, hold time.Duration) (shortest time.Duration, err error) {
+func (g Group) check(ctx context.Context, conn *client.Conn) (shortest time.Duration, err error) {
 	shortest = maxConsumerTimeout
 	for i := range g.Partitions {
 		info, err := declare.Inspect(ctx, conn.Management(), g.queue(i))
@@ -104,9 +104,6 @@ func (g Group) check(ctx context.Context, conn *client.Conn, hold time.Duration)
 			timeout = min(time.Duration(min(ms, math.MaxUint32))*time.Millisecond, maxConsumerTimeout)
 		}
 		shortest = min(shortest, timeout)
-		if hold > timeout/2 {
-			return 0, argument.At(argument.Root("Config").Field("MaxHold"), argument.CodeOutOfRange, hold, fmt.Sprintf("is longer than half of the consumer timeout of %v, so the broker would revoke messages that wait", timeout), "use a shorter time, or declare the queues with a longer ConsumerTimeout")
-		}
 		for _, key := range []string{"x-message-ttl", "x-expires", "x-delayed-retry-type"} {
 			if got, set := info.Arguments[key]; set {
 				return 0, fmt.Errorf("hopback: consume %q: %w: its %s is %v, which breaks the order of its messages; declare it without", info.Name, ErrWrongGroup, key, got)

@@ -3,6 +3,7 @@ package partition_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"slices"
@@ -72,7 +73,7 @@ func TestWorkersOfAnotherGroupAreRefused(t *testing.T) {
 		require.ErrorIs(t, partition.Consume(t.Context(), s.conn, partition.Group{Name: "none", Partitions: 1}, h, partition.Config{}), client.ErrNotFound)
 		require.ErrorAs(t, partition.Consume(t.Context(), s.conn, g, nil, partition.Config{}), new(*argument.Error))
 		require.ErrorAs(t, partition.Consume(t.Context(), nil, g, h, partition.Config{}), new(*argument.Error))
-		require.ErrorAs(t, partition.Consume(t.Context(), s.conn, g, h, partition.Config{Concurrency: -1, Failed: "?", MaxHold: -1}), new(*argument.Error))
+		require.ErrorAs(t, partition.Consume(t.Context(), s.conn, g, h, partition.Config{Concurrency: -1, Failed: "?"}), new(*argument.Error))
 
 		old := hopbacktest.Start(t, hopbacktest.Config{Version: "4.0.5"})
 		conn, err := client.Connect(t.Context(), old.URL(), client.Config{Dial: old.Dial, Logger: quiet})
@@ -208,17 +209,18 @@ func TestAFailedMessageKeepsItsPlace(t *testing.T) {
 				}
 				return nil
 			}}
-			cfg := partition.Config{Retry: policy, Failed: partition.BlockKey, MaxHold: 10 * time.Minute}
+			cfg := partition.Config{Retry: policy, Failed: partition.BlockKey}
 			stop := f.run(t, s, g, cfg)
 			s.put(t, "a", "a1", "a2")
 			time.Sleep(time.Hour)
+			assert.Equal(t, 3+11, f.calls("a1"), "every 5 minutes after the policy's attempts")
 			stop() // another worker continues, and knows the number of attempts
 			stop = f.run(t, s, g, cfg)
 			s.put(t, "b", "b1")
 			time.Sleep(time.Hour)
 			assert.Equal(t, []string{"b1"}, f.order())
 			repaired.Store(true)
-			time.Sleep(11 * time.Minute)
+			time.Sleep(6 * time.Minute)
 			assert.Equal(t, []string{"b1", "a1", "a2"}, f.order())
 			assert.Empty(t, s.broker.Queue("dead").Messages())
 			stop()
@@ -235,12 +237,12 @@ func TestAFailedMessageKeepsItsPlace(t *testing.T) {
 				return nil
 			}}
 			s.put(t, "a", "a1", "a2")
-			for range 3 { // each makes one attempt
+			for n := range 3 { // an attempt a minute: each worker makes one
 				stop := f.run(t, s, g, partition.Config{Retry: policy})
-				time.Sleep(10 * time.Second)
+				time.Sleep(43 * time.Second)
 				stop()
+				assert.Equal(t, n+1, f.calls("a1"), "the number of attempts and the delay are in the message")
 			}
-			assert.Equal(t, 3, f.calls("a1"), "the number of attempts is in the message")
 			assert.Equal(t, []string{"a2"}, f.order())
 			assert.Len(t, s.broker.Queue("dead").Messages(), 1)
 		})
@@ -289,7 +291,7 @@ func TestAttemptsOutlastTheConsumerTimeout(t *testing.T) {
 			attempts = append(attempts, retry.Attempt(ctx))
 			return errors.New("busy")
 		})
-		cfg := partition.Config{Failed: partition.BlockKey, MaxHold: 10 * time.Minute, Retry: retry.Policy{MaxRetries: 1, Backoff: retry.Exponential(time.Minute, 1)}}
+		cfg := partition.Config{Failed: partition.BlockKey, Retry: retry.Policy{MaxRetries: 1, Backoff: retry.Exponential(time.Minute, 1)}}
 		s.put(t, "a", "a1")
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
@@ -299,6 +301,72 @@ func TestAttemptsOutlastTheConsumerTimeout(t *testing.T) {
 		require.NoError(t, <-done)
 		require.Greater(t, len(attempts), 10)
 		assert.Equal(t, append([]int{1}, slices.Repeat([]int{2}, len(attempts)-1)...), attempts)
+	})
+}
+
+// A message waits for longer than the consumer timeout, and on more than one worker, while other
+// keys continue. What a publisher writes into its history makes it wait for nothing.
+func TestADelayOutlastsTheConsumerTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := partition.Group{Name: "orders", Partitions: 1}
+		s := newScene(t, g, 1)
+		type call struct {
+			text    string
+			attempt int
+			at      time.Duration
+		}
+		var mu sync.Mutex
+		var calls []call
+		began := time.Now()
+		h := client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+			mu.Lock()
+			defer mu.Unlock()
+			text := string(d.Message().GetData())
+			calls = append(calls, call{text, retry.Attempt(ctx), time.Since(began).Round(time.Second)})
+			if text == "a1" && len(calls) < 7 {
+				return errors.New("busy")
+			}
+			return nil
+		})
+		cfg := partition.Config{Retry: retry.Policy{MaxRetries: 10, Backoff: retry.Exponential(7*time.Hour, 1)}}
+		run := func(how time.Duration) {
+			ctx, stop := context.WithTimeout(t.Context(), how)
+			defer stop()
+			require.NoError(t, partition.Consume(ctx, s.conn, g, h, cfg))
+		}
+		s.put(t, "a", "a1", "a2")
+		for range 3 {
+			run(5 * time.Hour)
+			s.put(t, "b", "b")
+		}
+		history := fmt.Sprintf(`{"last":%d,"delay":72000000}`, time.Now().UnixMilli())
+		p, err := client.NewPublisher[string](t.Context(), s.conn, g.Address("c"), client.PublisherConfig{})
+		require.NoError(t, err)
+		require.NoError(t, p.Publish(t.Context(), "", func(m *client.Message) {
+			m.Data = [][]byte{[]byte("forged")}
+			m.Annotations = map[any]any{"x-opt-hopback-history": history}
+		}))
+		run(14 * time.Hour)
+		var a1, others []call
+		for _, c := range calls {
+			if c.text == "a1" {
+				a1 = append(a1, c)
+			} else {
+				others = append(others, c)
+			}
+		}
+		t.Log(calls)
+		require.Len(t, a1, 4)
+		for i, c := range a1 {
+			assert.Equal(t, i+1, c.attempt)
+			want := time.Duration(i) * 7 * time.Hour
+			assert.InDelta(t, want.Seconds(), c.at.Seconds(), 60)
+			assert.GreaterOrEqual(t, c.at, want)
+		}
+		require.Len(t, others, 5)
+		assert.Equal(t, "a2", others[4].text)
+		assert.Equal(t, "forged", others[3].text)
+		assert.InDelta(t, (15 * time.Hour).Seconds(), others[3].at.Seconds(), 60)
 	})
 }
 

@@ -19,8 +19,15 @@ type attempts struct {
 	blocked bool      // it isn't retried by the policy any more
 }
 
-// minHold keeps a handler that asks for no delay from looping without one.
-const minHold = 10 * time.Millisecond
+const (
+	// minHold keeps a handler that asks for no delay from looping without one.
+	minHold = 10 * time.Millisecond
+	maxHold = 24 * time.Hour
+	// blockedEvery is how often a blocked message is tried.
+	blockedEvery = 5 * time.Minute
+	// clockSkew is how far another worker's clock may be ahead.
+	clockSkew = time.Minute
+)
 
 // handler is the handler of one partition. It turns what would return a message to its queue, and
 // so lose its place, into another attempt later.
@@ -42,7 +49,13 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	if again != nil {
 		was, _ = again.State.(attempts)
 	} else {
-		was.retries, was.first = h.of.cfg.policy.Past(d.Message())
+		past := h.of.cfg.policy.Past(d.Message())
+		was.retries, was.first = past.Retries, past.First
+		if acquired, _ := d.Annotation("x-acquired-count").(int64); acquired > 0 {
+			if left := left(past, time.Now()); left > 0 {
+				return &inside.Again{Delay: left, Retries: was.retries, State: was}
+			}
+		}
 	}
 	if !h.of.slot(ctx, h.part) {
 		return h.keep(again, was)
@@ -58,6 +71,16 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	err = h.judge(ctx, d, again, was, h.of.inner.Handle(ctx, d))
 	returned = true
 	return err
+}
+
+// left is how much of its delay a returned message still has to wait. A publisher can write a
+// history, too, so what no worker would write isn't believed: it would block the message's key.
+func left(past inside.Past, now time.Time) time.Duration {
+	if past.Delay > maxHold || past.Last.IsZero() || past.Last.After(now.Add(clockSkew)) {
+		return 0
+	}
+	due := past.Last.Add(past.Delay + time.Millisecond) // Last is in whole milliseconds
+	return min(due.Sub(now), past.Delay)
 }
 
 // keep leaves a delivery unchanged in hand: its handler wasn't called, or was interrupted.
@@ -86,7 +109,7 @@ func (h *handler) judge(ctx context.Context, d *client.Delivery, again *inside.A
 		if o.Reason == "" {
 			o.Reason = retry.ReasonRejected
 		}
-		history := h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, o.Err)
+		history := h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, 0, o.Err)
 		for k, v := range o.Annotations {
 			history[k] = v
 		}
@@ -102,7 +125,7 @@ func (h *handler) judge(ctx context.Context, d *client.Delivery, again *inside.A
 		if o.Failed {
 			return h.decided(d, was, err, outcome.Verdict{})
 		}
-		return &inside.Again{Delay: h.hold(h.of.cfg.policy.Decide(inside.Attempt{Err: err, Now: time.Now()}).Delay), Retries: was.retries, State: was, Err: err}
+		return &inside.Again{Delay: hold(h.of.cfg.policy.Decide(inside.Attempt{Err: err, Now: time.Now()}).Delay), Retries: was.retries, State: was, Err: err}
 	default:
 		return o
 	}
@@ -123,7 +146,7 @@ func (h *handler) decided(d *client.Delivery, was attempts, err error, says outc
 		return h.giveUp(d, was, client.Reason(what.Reason), what.Err)
 	}
 	kind := instrument.DecisionWait
-	delay := h.hold(what.Delay)
+	delay := hold(what.Delay)
 	attempt := was.retries + 1
 	if what.Counted {
 		kind = instrument.DecisionRetry
@@ -133,12 +156,10 @@ func (h *handler) decided(d *client.Delivery, was attempts, err error, says outc
 		was.first = now
 	}
 	report(d, instrument.Decision{Kind: kind, Attempt: attempt, Reason: "in-hand", Delay: delay, Wait: delay, Err: err})
-	return &inside.Again{Delay: delay, Retries: was.retries, State: was, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, err)}
+	return h.wait(d, was, delay, err)
 }
 
-func (h *handler) hold(delay time.Duration) time.Duration {
-	return min(max(delay, minHold), h.of.cfg.MaxHold)
-}
+func hold(delay time.Duration) time.Duration { return min(max(delay, minHold), maxHold) }
 
 // giveUp ends the retries of a message.
 func (h *handler) giveUp(d *client.Delivery, was attempts, reason client.Reason, err error) error {
@@ -150,15 +171,22 @@ func (h *handler) giveUp(d *client.Delivery, was attempts, reason client.Reason,
 		return h.block(d, was, err)
 	}
 	report(d, instrument.Decision{Kind: instrument.DecisionDeadLetter, Attempt: was.retries + 1, Reason: string(reason), Err: err})
-	return client.DeadLetter{Reason: reason, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, err)}
+	return client.DeadLetter{Reason: reason, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, 0, err)}
 }
 
 // block keeps a message at the head of its key.
 func (h *handler) block(d *client.Delivery, was attempts, err error) error {
 	was.blocked = true
-	delay := h.of.cfg.MaxHold
-	report(d, instrument.Decision{Kind: instrument.DecisionWait, Attempt: was.retries + 1, Reason: "blocked", Delay: delay, Wait: delay, Err: err})
-	return &inside.Again{Delay: delay, Retries: was.retries, State: was, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, err)}
+	report(d, instrument.Decision{Kind: instrument.DecisionWait, Attempt: was.retries + 1, Reason: "blocked", Delay: blockedEvery, Wait: blockedEvery, Err: err})
+	return h.wait(d, was, blockedEvery, err)
+}
+
+// wait keeps a message in hand until its next attempt.
+func (h *handler) wait(d *client.Delivery, was attempts, delay time.Duration, err error) error {
+	return &inside.Again{
+		Delay: delay, Retries: was.retries, State: was, Err: err,
+		Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, delay, err),
+	}
 }
 
 func report(d *client.Delivery, x instrument.Decision) { d.Report(x) }

@@ -61,7 +61,7 @@ func Reshard(ctx context.Context, conn *client.Conn, from, to Group, cfg Reshard
 		cfg.Late = 5 * time.Second
 	}
 	for _, g := range []Group{from, to} {
-		if _, err := g.check(ctx, conn, 0); err != nil {
+		if _, err := g.check(ctx, conn); err != nil {
 			return err
 		}
 	}

@@ -1,13 +1,13 @@
 package retry
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/client"
-	"math/rand/v2"
-
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/inside"
 )
 
@@ -48,18 +48,22 @@ func (p inPlace) Decide(a inside.Attempt) inside.Decision {
 }
 
 // Past is what the message's history says.
-func (p inPlace) Past(m *amqp.Message) (retries int, first time.Time) {
+func (p inPlace) Past(m *amqp.Message) inside.Past {
 	was := pastOf(m).read()
-	return was.count, was.first
+	past := inside.Past{Retries: was.count, First: was.first}
+	if t := was.parsed; t != nil && !millis(m.Annotations[annotation.ReplayedAt]).After(millis(t.Last)) {
+		past.Last, past.Delay = millis(t.Last), time.Duration(min(max(t.Delay, 0), maxDelay.Milliseconds()))*time.Millisecond
+	}
+	return past
 }
 
 // History is the same as retry.With writes.
-func (p inPlace) History(queue string, m *amqp.Message, retries int, first time.Time, err error) map[string]any {
-	was := pastOf(m)
-	was = was.read()
+func (p inPlace) History(queue string, m *amqp.Message, retries int, first time.Time, delay time.Duration, err error) map[string]any {
+	was := pastOf(m).read()
 	was.count = retries
 	if !first.IsZero() {
 		was.first = first
 	}
-	return p.plan.history(client.NewDelivery(queue, m), err, was, time.Now())
+	a := p.plan.account(client.NewDelivery(queue, m), err, was, time.Now())
+	return a.annotations(delay)
 }

@@ -13,12 +13,22 @@ import (
 type Policy interface {
 	// Decide reads an error that isn't an outcome.
 	Decide(Attempt) Decision
-	// Past reads from a message how often it was retried, and when it first failed; zero: it hasn't.
-	Past(m *amqp.Message) (retries int, first time.Time)
+	// Past reads a message's history.
+	Past(m *amqp.Message) Past
 	// History returns the annotations of a message that failed in queue, for a dead letter, or for
 	// a message that returns to the queue. retries is the count after the failure; first is zero if
-	// it is the first. err may be nil.
-	History(queue string, m *amqp.Message, retries int, first time.Time, err error) map[string]any
+	// it is the first. delay is how long the message waits for its next attempt. err may be nil.
+	History(queue string, m *amqp.Message, retries int, first time.Time, delay time.Duration, err error) map[string]any
+}
+
+// Past is what a message's history says, which anybody may have written.
+type Past struct {
+	Retries int
+	First   time.Time // when it first failed; zero: it hasn't
+	// Last is when it last failed, and Delay how long it was to wait then, unless it was replayed
+	// since.
+	Last  time.Time
+	Delay time.Duration
 }
 
 // Attempt is an attempt that failed.
