@@ -137,7 +137,9 @@ func TestReplayOfALaneSurvivesKillsAndCuts(t *testing.T) {
 			return false
 		}
 		killed, cut, began := 0, 0, time.Now()
-		step := n / 4 / (kills + cuts + 2)
+		// The last kill comes when at most nine tenths are handled. One that hits a process while it
+		// returns the other lanes can change their order for good: see "Lost connections" in desk's docs.
+		step := n / 4 * 6 / 10 / (kills * (cuts/kills + 1))
 		for killed < kills {
 			c := replay()
 			require.NoError(t, c.Start())
