@@ -171,6 +171,7 @@ func (s *storm) strike(t *testing.T, least, most int) {
 		s.broker.Kill()
 		time.Sleep(time.Duration(s.r.IntN(1000)) * time.Millisecond)
 		s.broker.Restart()
+		s.Check.BrokerIsBack()
 		s.counts["restarts"]++
 	}
 }
@@ -213,8 +214,12 @@ func TestOrderByKeySurvivesAStorm(t *testing.T) {
 				time.Sleep(pause)
 			}
 		}()
-		for range *stormStrikes {
-			s.strike(t, 1, *stormWorkers)
+		for i := range *stormStrikes { // 1, then the most, then a sixth of them
+			least, most := 1+2*i*(*stormWorkers-1)/(*stormStrikes), *stormWorkers
+			if 2*i >= *stormStrikes {
+				least, most = 1, max(*stormWorkers/6, 2)
+			}
+			s.strike(t, least, most)
 			time.Sleep(time.Duration(s.r.IntN(1500)) * time.Millisecond)
 		}
 		<-done

@@ -43,7 +43,7 @@ type Report struct {
 	// Missing are messages that weren't completed.
 	Missing int
 	// Moves counts how often a worker got a partition, and Silences are the times from the end of
-	// an owner to the beginning of the next.
+	// an owner to the beginning of the next, while there is a broker.
 	Moves    int
 	Silences []time.Duration
 }
@@ -147,6 +147,17 @@ func (c *Check) Cut(worker string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.free(worker)
+}
+
+// BrokerIsBack says that partitions couldn't have an owner until now.
+func (c *Check) BrokerIsBack() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.owners {
+		if o := &c.owners[i]; o.worker == "" {
+			o.free = time.Now()
+		}
+	}
 }
 
 func (c *Check) free(worker string) {
