@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -235,4 +236,52 @@ func TestOrderByKeySurvivesAStorm(t *testing.T) {
 		assert.LessOrEqual(t, float64(r.Moves), 1.3*float64(s.necessary))
 		assert.Less(t, partitionrig.Quantile(r.Silences, 0.99), time.Second)
 	})
+}
+
+// A tenth of all attempts fails, on half of the keys, and waits for 1 to 10 s. The other half has
+// the same throughput as without failures, as long as what waits has room in the windows.
+func TestOtherKeysGoOn(t *testing.T) {
+	const partitions, keys, lasts = 16, 2500, 60 * time.Second
+	run := func(window, rate int, failing float64) (others int) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newScene(t, partition.Group{Name: "orders", Partitions: partitions, Window: window}, keys)
+			s.Config.Retry = retry.Policy{MaxRetries: 100, Backoff: func(int) time.Duration { return time.Second + rand.N(9*time.Second) }}
+			s.Failing, s.Fails = failing, func(key int) bool { return key%2 == 0 }
+			var done atomic.Int64
+			s.Done = func(key int, _ uint32) {
+				if key%2 == 1 {
+					done.Add(1)
+				}
+			}
+			var workers []*partitionrig.Worker
+			for i := range 4 {
+				workers = append(workers, s.start(t, fmt.Sprint("w", i)))
+			}
+			time.Sleep(5 * time.Second)
+			const every = 100 * time.Millisecond
+			for began := time.Now(); time.Since(began) < lasts; {
+				batch := make([]int, rate/int(time.Second/every))
+				for i := range batch {
+					batch[i] = rand.IntN(keys)
+				}
+				require.NoError(t, s.publisher.Publish(t.Context(), batch...))
+				time.Sleep(every)
+			}
+			others = int(done.Load())
+			s.completed(t)
+			for _, w := range workers {
+				require.NoError(t, w.Leave())
+			}
+			s.right(t)
+			if failing > 0 {
+				assert.Greater(t, s.Failures.Load(), int64(rate)*int64(lasts/time.Second)*9/100)
+			}
+		})
+		return others
+	}
+	for _, c := range []struct{ window, rate int }{{100, 250}, {256, 500}} {
+		without, with := run(c.window, c.rate, 0), run(c.window, c.rate, 0.2)
+		t.Logf("window %d, %d a second over %d partitions: of the other keys %d messages without failures, %d with, %.1f %%", c.window, c.rate, partitions, without, with, 100*float64(with)/float64(without))
+		assert.Greater(t, float64(with), 0.95*float64(without))
+	}
 }

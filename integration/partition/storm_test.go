@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/internal/dev/partitionrig"
 	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
@@ -26,7 +28,7 @@ var (
 	keys       = flag.Int("partition.keys", suite.Sized(300, 10_000), "keys")
 	partitions = flag.Int("partition.partitions", suite.Sized(8, 64), "partitions")
 	most       = flag.Int("partition.workers", suite.Sized(4, 16), "workers at most")
-	strikes    = flag.Int("partition.strikes", suite.Sized(10, 500), "joins, leaves, kills, and cuts")
+	strikes    = flag.Int("partition.strikes", suite.Sized(10, 500), "joins, leaves, kills, cuts, and, with HOPBACK_LONG=1, restarts of the broker")
 )
 
 // apply declares a group with a dead-letter queue.
@@ -39,7 +41,7 @@ func apply(t *testing.T, conn *client.Conn, g partition.Group) {
 
 func newRig(s *suite.Site, g partition.Group, keys int) *partitionrig.Rig {
 	return &partitionrig.Rig{
-		URL: s.AMQPURL(), Group: g, Check: partitionrig.NewCheck(keys, g.Partitions), Handle: 5 * time.Millisecond, Logger: slogOf(s),
+		URL: s.AMQPURL(), Group: g, Check: partitionrig.NewCheck(keys, g.Partitions), Handle: 10 * time.Millisecond, Logger: slogOf(s),
 		Config: partition.Config{Concurrency: 32, Retry: retry.Policy{Backoff: retry.Exponential(100*time.Millisecond, 2).Cap(time.Second), MaxRetries: 100}},
 	}
 }
@@ -50,6 +52,14 @@ func TestOrderByKeyOnABroker(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
 		if !s.Newer() {
 			return // refused: see TestWorkersOfAnotherGroupAreRefused
+		}
+		var own *broker.Broker
+		if suite.Long() && !suite.InMemory(s) {
+			var err error
+			own, err = broker.Own(t.Context(), os.Stderr, s.Version)
+			require.NoError(t, err)
+			t.Cleanup(func() { assert.NoError(t, own.Release(context.Background())) })
+			s = suite.NewSite(t, own)
 		}
 		conn, _ := s.Connect(t)
 		g := partition.Group{Name: "orders", Partitions: *partitions}
@@ -86,19 +96,28 @@ func TestOrderByKeyOnABroker(t *testing.T) {
 			}()
 		}()
 		counts := map[string]int{}
-		for range *strikes {
+		for strike := range *strikes { // 1 worker, then the most, then a sixth of them
 			time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
 			i := rand.IntN(len(workers))
+			least, most := 1+2*strike*(*most-1)/(*strikes), *most
+			if 2*strike >= *strikes {
+				least, most = 1, max(most/6, 2)
+			}
 			switch x := rand.IntN(10); {
-			case len(workers) < 2 || x < 4 && len(workers) < *most:
+			case own != nil && strike%50 == 49:
+				counts["restarts"]++
+				require.NoError(t, own.Kill(t.Context()))
+				require.NoError(t, own.Start(t.Context()))
+				rig.Check.BrokerIsBack()
+			case len(workers) < least || x < 4 && len(workers) < most:
 				counts["joins"]++
 				join()
-			case x < 6:
+			case x < 6 && len(workers) > least:
 				counts["leaves"]++
 				w := workers[i]
 				workers = slices.Delete(workers, i, i+1)
 				go func() { assert.NoError(t, w.Leave()) }()
-			case x < 8:
+			case x < 8 && len(workers) > least:
 				counts["kills"]++
 				workers[i].Kill()
 				workers = slices.Delete(workers, i, i+1)

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,14 +20,15 @@ import (
 	"github.com/hopback/hopback/partition"
 )
 
-// How many messages a second a group with so many partitions takes and hands out, on one node.
+// How many messages a second a group with so many partitions takes and hands out, on one node, and
+// the CPU time of a message in the publisher, the broker, and the worker.
 // docs/partitions.md has the numbers.
 func TestThroughputOfPartitions(t *testing.T) {
 	if os.Getenv("HOPBACK_LONG") == "" {
 		t.Skip("it measures a broker for a minute: set HOPBACK_LONG=1")
 	}
 	const messages, batch, publishers = 60_000, 500, 4
-	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+	suite.ForEachOfOursAlone(t, func(t *testing.T, s *suite.Site) {
 		if !s.Newer() {
 			return
 		}
@@ -32,7 +36,7 @@ func TestThroughputOfPartitions(t *testing.T) {
 		for _, n := range []int{1, 4, 16, 64} {
 			g := partition.Group{Name: fmt.Sprint("rate-", n), Partitions: n}
 			apply(t, conn, g)
-			began := time.Now()
+			started, began := cpuOf(t, s), time.Now()
 			errs := make(chan error, publishers)
 			for i := range publishers {
 				go func() {
@@ -61,6 +65,8 @@ func TestThroughputOfPartitions(t *testing.T) {
 				require.NoError(t, <-errs)
 			}
 			published := time.Since(began)
+			publishing := cpuOf(t, s).since(started)
+			started = cpuOf(t, s)
 			var count, first, last atomic.Int64
 			ctx, stop := context.WithCancel(t.Context())
 			err := partition.Consume(ctx, conn, g, client.HandlerFunc(func(context.Context, *client.Delivery) error {
@@ -73,9 +79,25 @@ func TestThroughputOfPartitions(t *testing.T) {
 				return nil
 			}), partition.Config{Concurrency: 64})
 			require.NoError(t, err)
+			handling := cpuOf(t, s).since(started)
 			assert.EqualValues(t, messages, count.Load())
 			handled := time.Duration(last.Load() - first.Load())
-			suite.Report(t, s, "throughput: %d partitions: published %.0f/s, handled %.0f/s", n, messages/published.Seconds(), messages/handled.Seconds())
+			suite.Report(t, s, "throughput: %d partitions: published %.0f/s, handled %.0f/s; CPU of a message: publisher %v, and broker %v; broker %v, and worker %v", n,
+				messages/published.Seconds(), messages/handled.Seconds(), publishing.client/messages, publishing.broker/messages, handling.broker/messages, handling.client/messages)
 		}
 	})
 }
+
+// cpu is CPU time of this process, and of the broker.
+type cpu struct{ client, broker time.Duration }
+
+func cpuOf(t *testing.T, s *suite.Site) cpu {
+	t.Helper()
+	ms, err := strconv.Atoi(strings.TrimSpace(s.EvalOK(t, "erlang:element(1, erlang:statistics(runtime)).")))
+	require.NoError(t, err)
+	var u syscall.Rusage
+	require.NoError(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return cpu{time.Duration(u.Utime.Nano() + u.Stime.Nano()), time.Duration(ms) * time.Millisecond}
+}
+
+func (c cpu) since(before cpu) cpu { return cpu{c.client - before.client, c.broker - before.broker} }

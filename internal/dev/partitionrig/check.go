@@ -31,6 +31,7 @@ type keyState struct {
 type ownership struct {
 	worker string
 	free   time.Time // since when it has no owner
+	back   bool      // that is when a broker that was down was there again
 }
 
 // Report is what was found.
@@ -43,9 +44,9 @@ type Report struct {
 	// Missing are messages that weren't completed.
 	Missing int
 	// Moves counts how often a worker got a partition, and Silences are the times from the end of
-	// an owner to the beginning of the next, while there is a broker.
-	Moves    int
-	Silences []time.Duration
+	// an owner to the beginning of the next. Restarts are those from the return of the broker on.
+	Moves              int
+	Silences, Restarts []time.Duration
 }
 
 // NewCheck checks so many keys and partitions.
@@ -119,11 +120,15 @@ func (c *Check) Assigned(worker string, partition int, owned bool) {
 		c.found(&c.report.DoubleOwned, "%s has partition %d, and so has %s", worker, partition, o.worker)
 		fallthrough
 	case owned:
-		if !o.free.IsZero() {
+		switch {
+		case o.free.IsZero():
+		case o.back:
+			c.report.Restarts = append(c.report.Restarts, time.Since(o.free))
+		default:
 			c.report.Silences = append(c.report.Silences, time.Since(o.free))
 		}
 		c.report.Moves++
-		o.worker, o.free = worker, time.Time{}
+		*o = ownership{worker: worker}
 	case o.worker == worker:
 		o.worker, o.free = "", time.Now()
 	}
@@ -155,7 +160,7 @@ func (c *Check) BrokerIsBack() {
 	defer c.mu.Unlock()
 	for i := range c.owners {
 		if o := &c.owners[i]; o.worker == "" {
-			o.free = time.Now()
+			o.free, o.back = time.Now(), true
 		}
 	}
 }
@@ -192,8 +197,7 @@ func (c *Check) Report() Report {
 	defer c.mu.Unlock()
 	r := c.report
 	r.Published, r.Missing = c.published, c.published-c.report.Completed
-	r.Silences = slices.Clone(r.Silences)
-	slices.Sort(r.Silences)
+	r.Silences, r.Restarts = slices.Sorted(slices.Values(r.Silences)), slices.Sorted(slices.Values(r.Restarts))
 	return r
 }
 
@@ -209,7 +213,11 @@ func Quantile(sorted []time.Duration, q float64) time.Duration {
 func (r Report) Wrong() int { return r.Early + r.Twice + r.DoubleOwned }
 
 func (r Report) String() string {
-	return fmt.Sprintf("%d published, %d missing, %d twice; violations: %d early, %d keys at once, %d partitions at once; %d moves, silence p50 %v, p99 %v, max %v",
+	text := fmt.Sprintf("%d published, %d missing, %d twice; violations: %d early, %d keys at once, %d partitions at once; %d moves, silence p50 %v, p99 %v, max %v",
 		r.Published, r.Missing, r.Duplicates, r.Early, r.Twice, r.DoubleOwned, r.Moves,
 		Quantile(r.Silences, 0.5).Round(time.Millisecond), Quantile(r.Silences, 0.99).Round(time.Millisecond), Quantile(r.Silences, 1).Round(time.Millisecond))
+	if len(r.Restarts) > 0 {
+		text += fmt.Sprintf(", after a restart of the broker p50 %v, max %v", Quantile(r.Restarts, 0.5).Round(time.Millisecond), Quantile(r.Restarts, 1).Round(time.Millisecond))
+	}
+	return text
 }

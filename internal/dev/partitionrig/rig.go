@@ -32,9 +32,11 @@ type Rig struct {
 	IdleTimeout time.Duration
 	// Order, if not nil, checks the messages in place of Check.
 	Order *Check
-	// Handle is how long a handler takes, and Failing the share of attempts that fail.
+	// Handle is how long a handler takes, and Failing the share of attempts that fail, of the keys
+	// for which Fails returns true; nil: of all.
 	Handle  time.Duration
 	Failing float64
+	Fails   func(key int) bool
 	Config  partition.Config
 	// ByQueue publishes to the queues themselves, by another hash of the key.
 	ByQueue bool
@@ -141,7 +143,7 @@ func (w *Worker) handle(ctx context.Context, d *client.Delivery) error {
 	}
 	check := cmp.Or(r.Order, r.Check)
 	check.Begin(w.Name, key, n)
-	err := w.work(ctx)
+	err := w.work(ctx, key)
 	if !check.End(w.Name, key, n, err == nil) {
 		return errCrashed
 	}
@@ -151,7 +153,7 @@ func (w *Worker) handle(ctx context.Context, d *client.Delivery) error {
 	return err
 }
 
-func (w *Worker) work(ctx context.Context) error {
+func (w *Worker) work(ctx context.Context, key int) error {
 	t := time.NewTimer(w.rig.Handle)
 	defer t.Stop()
 	select {
@@ -161,8 +163,8 @@ func (w *Worker) work(ctx context.Context) error {
 	case <-w.dead:
 		return errCrashed
 	}
-	if w.rig.Failing > 0 && rand.Float64() < w.rig.Failing {
-		w.rig.Failures.Add(1)
+	if r := w.rig; r.Failing > 0 && (r.Fails == nil || r.Fails(key)) && rand.Float64() < r.Failing {
+		r.Failures.Add(1)
 		return errBusy
 	}
 	return nil
