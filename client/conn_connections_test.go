@@ -1,7 +1,10 @@
 package client_test
 
 import (
+	"bytes"
+	"context"
 	"log/slog"
+	"net"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,7 +13,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
 )
 
@@ -54,5 +59,50 @@ func TestAConnectionThatIsLostAtOnceIsNotRebuiltInABusyLoop(t *testing.T) {
 			assert.Zero(t, <-down)
 			time.Sleep(2 * time.Second)
 		}
+	})
+}
+
+// opening is a connection that calls f when AMQP begins on it, after SASL.
+type opening struct {
+	net.Conn
+	f func()
+}
+
+func (o *opening) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("AMQP\x00\x01\x00\x00")) {
+		o.f()
+	}
+	return o.Conn.Write(b)
+}
+
+// A broker that ends while an additional connection opens closes its socket as a limit of
+// connections does. Then the first connection is lost, too, and whoever wanted a session waits.
+func TestABrokerThatEndsIsNoConnectionLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broker := hopbacktest.Start(t, hopbacktest.Config{})
+		var dials, kills atomic.Int64
+		conn, err := client.Connect(t.Context(), broker.URL(), client.Config{
+			Logger: slog.New(slog.DiscardHandler),
+			Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+				c, err := broker.Dial(ctx, network, address)
+				if err == nil && dials.Add(1) == 2 {
+					c = &opening{c, func() {
+						kills.Add(1)
+						broker.Kill()
+						time.AfterFunc(5*time.Second, broker.Restart)
+					}}
+				}
+				return c, err
+			},
+		})
+		require.NoError(t, err)
+		defer conn.Close(t.Context())
+		_, err = declare.Apply(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "q", DeadLetter: declare.Drop()}}})
+		require.NoError(t, err)
+		for range 100 {
+			_, err := client.NewPublisher[string](t.Context(), conn, address.Queue("q"), client.PublisherConfig{})
+			require.NoError(t, err)
+		}
+		assert.EqualValues(t, 1, kills.Load())
 	})
 }

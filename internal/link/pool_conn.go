@@ -270,7 +270,7 @@ func (p *Pool) grow() (*growth, error) {
 		return nil, p.Refusal
 	}
 	c := p.newConn(p.freeNumber())
-	at := p.Conns[0].at
+	at, first := p.Conns[0].at, p.Conns[0].generation
 	g := &growth{done: make(chan struct{})}
 	p.growing = g
 	p.Background.Go(func() {
@@ -278,8 +278,8 @@ func (p *Pool) grow() (*growth, error) {
 		if err == nil {
 			c.Run(w, at)
 		} else {
+			err = p.refused(c.ctx, first, err)
 			c.cancel()
-			err = p.refused(err)
 		}
 		p.Mu.Lock()
 		defer p.Mu.Unlock()
@@ -335,12 +335,23 @@ func (p *Pool) full() error {
 		taken, len(p.Conns))}
 }
 
+// noticing is how long the loss of the first connection may take to be noticed, after that of
+// another one to the same broker.
+const noticing = 100 * time.Millisecond
+
 // refused is the error when an additional connection can't be opened. The others use the same
 // virtual host, so the broker refuses one more connection, not the virtual host: RabbitMQ closes
-// the socket without a reason.
-func (p *Pool) refused(err error) error {
-	if !errors.Is(err, failure.ErrVirtualHost) {
+// the socket without a reason. One that ends does the same, but then the first connection, which
+// had the generation first, ends too.
+func (p *Pool) refused(ctx context.Context, first uint64, err error) error {
+	if !errors.Is(err, failure.ErrVirtualHost) || !Pause(ctx, noticing) {
 		return err
+	}
+	p.Mu.Lock()
+	lost := p.Conns[0].Live == nil || p.Conns[0].generation != first
+	p.Mu.Unlock()
+	if lost {
+		return &failure.Error{Op: "connect", Kind: failure.ErrConnectionLost, Text: "the broker has closed all connections"}
 	}
 	e := &failure.Error{Op: "connect", Kind: failure.ErrSessionLimit, Err: err, Text: "all sessions of the open connections are in use, and the broker refuses another connection; raise its connection limits for the virtual host and the user, or open fewer consumers and publishers"}
 	if first, ok := errors.AsType[*failure.Error](err); ok {
