@@ -76,7 +76,7 @@ func (o *opening) Write(b []byte) (int, error) {
 }
 
 // A broker that ends while an additional connection opens closes its socket as a limit of
-// connections does. Then the first connection is lost, too, and whoever wanted a session waits.
+// connections does. Then the first connection is lost, too, and a publisher that wants a session waits.
 func TestABrokerThatEndsIsNoConnectionLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
