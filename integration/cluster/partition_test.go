@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -127,5 +128,42 @@ func TestOrderByKeyOnACluster(t *testing.T) {
 		fmt.Printf("REPORT %s: %v, %d attempts failed, in %v\n", t.Name(), r, rig.Failures.Load(), took.Round(time.Second))
 		assert.Zero(t, r.Wrong(), "%v", r.First)
 		assert.Zero(t, r.Missing)
+	})
+}
+
+// What TestThroughputOfPartitions measures on one node, on three that share its processors. A
+// publisher and a worker are connected to each node, and each node leads a third of the partitions.
+func TestThroughputOfPartitionsOnACluster(t *testing.T) {
+	if !long {
+		t.Skip("it measures a cluster: set HOPBACK_LONG=1")
+	}
+	forEachCluster(t, func(t *testing.T, c *broker.Cluster) {
+		if strings.HasSuffix(t.Name(), "/4.0") {
+			t.Skip("partitions need RabbitMQ 4.3")
+		}
+		var conns []*client.Conn
+		for _, n := range c.Nodes {
+			conns = append(conns, connect(t, c, n))
+		}
+		for _, n := range []int{3, 12, 48} {
+			g := partition.Group{Name: fmt.Sprint("rate-", n), Partitions: n}
+			topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited, LeaderLocator: declare.LeaderBalanced})
+			require.NoError(t, err)
+			topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
+			_, err = declare.Apply(t.Context(), conns[0].Management(), topology)
+			require.NoError(t, err)
+			found, err := partitionrig.Measure(t.Context(), g, 30_000, func() (all time.Duration) {
+				for _, n := range c.Nodes {
+					out, err := n.Eval(t.Context(), "erlang:element(1, erlang:statistics(runtime)).")
+					require.NoError(t, err)
+					ms, err := strconv.Atoi(strings.TrimSpace(string(out)))
+					require.NoError(t, err)
+					all += time.Duration(ms) * time.Millisecond
+				}
+				return all
+			}, conns...)
+			require.NoError(t, err)
+			fmt.Printf("REPORT %s: throughput: %d partitions: %v\n", t.Name(), n, found)
+		}
 	})
 }
