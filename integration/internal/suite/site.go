@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -42,7 +43,7 @@ var SiteCount atomic.Int64
 
 func NewSite(t *testing.T, b *broker.Broker) *Site {
 	t.Helper()
-	s := &Site{Broker: b, VHost: fmt.Sprintf("it-%x-%d", time.Now().UnixMilli(), SiteCount.Add(1))}
+	s := &Site{Broker: b, VHost: fmt.Sprintf("it-%x-%d-%d", time.Now().UnixMilli(), os.Getpid(), SiteCount.Add(1))}
 	s.HTTP(t, http.MethodPut, "/vhosts/"+s.VHost, nil, nil)
 	t.Cleanup(func() { s.Remove(t) })
 	return s
