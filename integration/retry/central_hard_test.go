@@ -249,8 +249,24 @@ func TestQueueMovesToCentralAndBack(t *testing.T) {
 		suite.Poll(t, "both kinds of workers work", func() bool { return rejected.Load() > 100 && decorated.Load() > before+100 })
 		close(stop)
 		wg.Wait()
-		n := int(sent.Load())
-		suite.Poll(t, "all are given up", func() bool { return suite.Ready(t, conn, "orders.dead") >= n })
+		n, attempts := int(sent.Load()), int64(0)
+		// RabbitMQ may hand over a dead letter twice, so the number of dead letters alone doesn't say
+		// that no message is under way. One that is rejected during hand-back dies without Central.
+		var quiet time.Time
+		suite.Poll(t, "all are given up", func() bool {
+			ended := 0
+			retries.Range(func(_, seen any) bool {
+				if _, last := seen.(*sync.Map).Load(policy.MaxRetries); last {
+					ended++
+				}
+				return true
+			})
+			handled := decorated.Load() + rejected.Load()
+			if ended < n || suite.Ready(t, conn, "orders.dead") < n || suite.Ready(t, conn, "orders") > 0 || suite.Ready(t, conn, "failed_queue") > 0 || handled != attempts {
+				quiet, attempts = time.Now(), handled
+			}
+			return time.Since(quiet) > 2*time.Second
+		})
 		group.Run(suite.ExitDone, "hand-back", file)
 		terminate(t, process)
 		require.NoError(t, process.Wait())
@@ -265,21 +281,24 @@ func TestQueueMovesToCentralAndBack(t *testing.T) {
 			assert.Equal(t, "orders", d.Queue)
 		}
 		assert.Len(t, ids, n)
-		five := 0
+		five, more := 0, 0
 		for body := range ids {
 			seen, _ := retries.Load(body)
 			count := 0
 			seen.(*sync.Map).Range(func(k, _ any) bool { count++; assert.LessOrEqual(t, k.(int), 4); return true })
-			if count == 5 && len(a.of(body)) == 5 {
+			if count == 5 {
 				five++
 			}
+			if len(a.of(body)) > 5 {
+				more++
+			}
 		}
-		assert.Equal(t, n, five, "five attempts with the counts 0 to 4 each, over all workers")
+		assert.Equal(t, n, five, "attempts with the counts 0 to 4 each, over all workers")
 		// Back: what dies now is in the dead-letter queue without Central.
 		s.Peer(t).Put("orders", amqp.NewMessage([]byte("last")))
 		suite.Poll(t, "it is dead", func() bool { return suite.Ready(t, conn, "orders.dead") == 1 })
 		assert.Zero(t, suite.Ready(t, conn, "failed_queue"))
-		suite.Report(t, s, "%d messages over a queue with both kinds of workers: %d attempts by the decorator, %d rejections; each has five attempts and one dead letter", n, decorated.Load(), rejected.Load())
+		suite.Report(t, s, "%d messages over a queue with both kinds of workers: %d attempts by the decorator, %d rejections; each has five attempts, and %d more", n, decorated.Load(), rejected.Load(), more)
 	})
 }
 
