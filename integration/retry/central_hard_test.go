@@ -251,7 +251,7 @@ func TestQueueMovesToCentralAndBack(t *testing.T) {
 		wg.Wait()
 		n, attempts := int(sent.Load()), int64(0)
 		// RabbitMQ may hand over a dead letter twice, so the number of dead letters alone doesn't say
-		// that no message is under way. One that is rejected during hand-back dies without Central.
+		// that none is in flight. One that is rejected during hand-back dies without Central.
 		var quiet time.Time
 		suite.Poll(t, "all are given up", func() bool {
 			ended := 0
