@@ -48,7 +48,8 @@ func TestADelayOutlastsTheConsumerTimeout(t *testing.T) {
 		if !s.Newer() {
 			return
 		}
-		const timeout, delay = 5 * time.Second, 13 * time.Second
+		// The worker returns what it holds a second before the timeout, and has that second for it.
+		const timeout, delay = 10 * time.Second, 21 * time.Second
 		conn, _ := s.Connect(t)
 		g := partition.Group{Name: "slow", Partitions: 1}
 		topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited, ConsumerTimeout: timeout})
@@ -109,7 +110,9 @@ func TestADelayOutlastsTheConsumerTimeout(t *testing.T) {
 			t.Error("a2 wasn't handled")
 		}
 		second()
-		assert.Equal(t, []string{"a1 1 w1", "b1 1 w1", "a1 2 w2", "a2 1 w2"}, calls)
+		require.Len(t, calls, 4)
+		assert.ElementsMatch(t, []string{"a1 1 w1", "b1 1 w1"}, calls[:2])
+		assert.Equal(t, []string{"a1 2 w2", "a2 1 w2"}, calls[2:])
 		assert.GreaterOrEqual(t, waited, delay)
 		suite.Report(t, s, "partitions: an attempt %v after the one before, with a delay of %v and a consumer timeout of %v", waited.Round(time.Millisecond), delay, timeout)
 	})
