@@ -39,20 +39,27 @@ func assign(partitions int, has map[string][]int) []string {
 			kept[w] = append(kept[w], p)
 		}
 	}
-	shares := shares(partitions, workers, kept)
-	for w, all := range kept {
-		if len(all) <= shares[w] {
-			continue
+	least, extra := partitions/len(workers), partitions%len(workers)
+	// If shares can't be equal, some workers have one partition more: first those that have it
+	// already.
+	var rich []string
+	for _, w := range workers {
+		if len(kept[w]) > least {
+			rich = append(rich, w)
+		}
+	}
+	slices.SortFunc(rich, func(a, b string) int { return cmp.Compare(score(b, -1), score(a, -1)) })
+	for _, w := range rich {
+		all, share := kept[w], least
+		if extra > 0 {
+			extra--
+			share++
 		}
 		slices.SortFunc(all, func(a, b int) int { return cmp.Compare(score(w, b), score(w, a)) })
-		for _, p := range all[shares[w]:] {
+		for _, p := range all[share:] {
 			owners[p] = ""
 		}
-		kept[w] = all[:shares[w]]
-	}
-	room := make(map[string]int, len(workers))
-	for _, w := range workers {
-		room[w] = shares[w] - len(kept[w])
+		kept[w] = all[:share]
 	}
 	for p := range owners {
 		if owners[p] != "" {
@@ -60,38 +67,37 @@ func assign(partitions int, has map[string][]int) []string {
 		}
 		best := ""
 		for _, w := range workers {
-			if room[w] > 0 && (best == "" || score(w, p) > score(best, p)) {
+			room := len(kept[w]) < least || len(kept[w]) == least && extra > 0
+			if room && (best == "" || score(w, p) > score(best, p)) {
 				best = w
 			}
 		}
-		owners[p] = best
-		room[best]--
+		if len(kept[best]) == least {
+			extra--
+		}
+		owners[p], kept[best] = best, append(kept[best], p)
 	}
 	return owners
 }
 
-// shares is how many partitions each worker is to have. If they can't be equal, some get one more:
-// first those that have it already. That doesn't change while the others take theirs.
-func shares(partitions int, workers []string, kept map[string][]int) map[string]int {
-	least := partitions / len(workers)
-	more := func(w string) int {
-		if len(kept[w]) > least {
-			return 1
+// standbys is how many workers are in line for a partition in addition to its owner.
+const standbys = 2
+
+// lines returns for which partitions a worker is to be in line: those that belong to it, and those
+// for which it is among the standbys, which have the highest scores of all but the owner. So when
+// the owner is lost, one that is in line is likely to be the next owner.
+func lines(owners []string, has map[string][]int, self string) []bool {
+	in := make([]bool, len(owners))
+	for p, owner := range owners {
+		before := 0
+		for w := range has {
+			if w != owner && w != self && score(w, p) > score(self, p) {
+				before++
+			}
 		}
-		return 0
+		in[p] = owner == self || before < standbys
 	}
-	first := slices.Clone(workers)
-	slices.SortStableFunc(first, func(a, b string) int {
-		return cmp.Or(cmp.Compare(more(b), more(a)), cmp.Compare(score(b, -1), score(a, -1)))
-	})
-	all := make(map[string]int, len(workers))
-	for i, w := range first {
-		all[w] = least
-		if i < partitions%len(workers) {
-			all[w]++
-		}
-	}
-	return all
+	return in
 }
 
 // score is the weight of a worker for a partition: FNV-1a, mixed so that all of its bits depend

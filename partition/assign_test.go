@@ -2,6 +2,7 @@ package partition
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 
@@ -85,4 +86,50 @@ func TestAssignmentWithoutWorkersOrWithForgedClaims(t *testing.T) {
 	assert.Equal(t, []string{"", ""}, assign(2, nil))
 	assert.Equal(t, []string{"a", "a"}, assign(2, map[string][]int{"a": {-1, 5, 0, 0, 1 << 40}}))
 	assert.Len(t, settled(assign(3, map[string][]int{"a": {0, 1, 2}, "b": {0, 1, 2}, "c": nil})), 3)
+}
+
+// Each partition has its owner and two standbys in line. When a worker is lost, nearly always one
+// of those is the next owner.
+func TestStandbysAreTheNextOwners(t *testing.T) {
+	t.Parallel()
+	const partitions, workers = 64, 16
+	has := map[string][]int{}
+	for w := range workers {
+		has[fmt.Sprint("w", w)] = nil
+	}
+	for p, w := range assign(partitions, has) {
+		has[w] = append(has[w], p)
+	}
+	owners := assign(partitions, has)
+	line := make([]map[string]bool, partitions)
+	for p := range line {
+		line[p] = map[string]bool{}
+	}
+	for w := range has {
+		for p, in := range lines(owners, has, w) {
+			if in {
+				line[p][w] = true
+			}
+		}
+	}
+	for p, w := range owners {
+		assert.True(t, line[p][w], "the owner is in line")
+		assert.Len(t, line[p], 1+standbys)
+	}
+	prepared, moved := 0, 0
+	for lost := range has {
+		left := maps.Clone(has)
+		delete(left, lost)
+		for p, next := range assign(partitions, left) {
+			if owners[p] == lost {
+				moved++
+				if line[p][next] {
+					prepared++
+				}
+			}
+		}
+	}
+	assert.Equal(t, partitions, moved)
+	assert.Greater(t, prepared, moved*3/4)
+	t.Logf("in %d of %d cases the next owner is in line", prepared, moved)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 	"time"
 
 	"github.com/hopback/hopback/argument"
@@ -135,21 +134,17 @@ func (w *worker) run(ctx context.Context, conn *client.Conn) error {
 		leave()
 		return failure(ctx)
 	}
-	stop := make(chan struct{})
-	go w.loop(ctx, stop)
-	var consumers sync.WaitGroup
-	for _, p := range w.parts {
-		consumers.Go(func() {
-			err := in.ConsumeGated(ctx, p.queue, inside.Gated[*client.Delivery]{
-				Window: w.group.Window, Concurrency: min(w.cfg.Concurrency, w.group.Window), Grace: w.cfg.Grace, ConsumerTimeout: w.timeout,
-				Key: p.key, Handler: &handler{w, p}, Turn: p.began, Over: p.ended, Attached: p.attached,
-			})
-			if err != nil {
-				fail(err)
-			}
+	w.ctx, w.fail = ctx, fail
+	w.consume = func(ctx context.Context, p *part) error {
+		return in.ConsumeGated(ctx, p.queue, inside.Gated[*client.Delivery]{
+			Window: w.group.Window, Concurrency: min(w.cfg.Concurrency, w.group.Window), Grace: w.cfg.Grace, ConsumerTimeout: w.timeout,
+			Key: p.key, Handler: &handler{w, p}, Turn: p.began, Over: p.ended, Attached: p.lineUp,
 		})
 	}
-	consumers.Wait()
+	stop := make(chan struct{})
+	go w.loop(ctx, stop)
+	<-w.left
+	w.consumers.Wait()
 	close(stop)
 	<-w.ended
 	w.lastReports()

@@ -24,9 +24,11 @@
 //
 // # Who owns a partition
 //
-// Each worker attaches to each partition without credit. When RabbitMQ makes it the active
-// consumer of one, the worker checks whether the partition is its own. If it is, it grants the
-// whole window. If not, it detaches and attaches again, which puts it at the end of the line.
+// Three workers are in line for each partition: its owner and two standbys. They attach to its
+// queue without credit, and RabbitMQ makes one of them the active consumer. That one checks whether
+// the partition is its own. If it is, it grants the whole window. If not, it detaches and attaches
+// again, which puts it at the end of the line. An owner that gives up a partition does so when the
+// next owner is in line.
 //
 // Which partitions are a worker's own follows from what the workers tell each other over a fanout
 // exchange, once a second and after each change: who is there, and who has what. Every worker

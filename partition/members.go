@@ -12,6 +12,7 @@ type beat struct {
 	Born   int64  `json:"born"` // when it started, in ns: one that starts again is another
 	N      uint64 `json:"n"`    // counts its beats
 	Owns   []int  `json:"owns,omitempty"`
+	Line   []int  `json:"line,omitempty"`  // where it is in line
 	Asks   bool   `json:"asks,omitempty"`  // it wants to hear from all
 	Leave  bool   `json:"leave,omitempty"` // it takes no partition any more
 	// Lost are workers that seem to be gone, with the number of their last beat.
@@ -60,7 +61,7 @@ func readBeat(body []byte) (b beat, ok bool) {
 	if len(body) > maxBeat || json.Unmarshal(body, &b) != nil || b.Worker == "" || len(b.Worker) > maxWorker {
 		return b, false
 	}
-	return b, len(b.Owns) <= maxPartitions && len(b.Lost) <= maxMembers
+	return b, len(b.Owns) <= maxPartitions && len(b.Line) <= maxPartitions && len(b.Lost) <= maxMembers
 }
 
 // hear takes a beat, and reports whether it has changed anything.
@@ -119,6 +120,12 @@ func (m *members) claims(p int, self string) *member {
 		}
 	}
 	return nil
+}
+
+// inLine says whether the worker of that name is in line for the partition.
+func (m *members) inLine(p int, name string) bool {
+	w := m.all[name]
+	return w != nil && !w.left && slices.Contains(w.Line, p)
 }
 
 // has is what each worker has. own is what this one has, if it takes any.

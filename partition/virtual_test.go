@@ -169,6 +169,7 @@ func (s *storm) strike(t *testing.T, least, most int) {
 		s.counts["cuts"]++
 	default:
 		s.necessary += s.Group.Partitions
+		s.Check.BrokerIsDown()
 		s.broker.Kill()
 		time.Sleep(time.Duration(s.r.IntN(1000)) * time.Millisecond)
 		s.broker.Restart()

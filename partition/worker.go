@@ -2,8 +2,10 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,11 +26,17 @@ type worker struct {
 	self  string
 	beat  beat // Worker and Born
 	slots chan struct{}
+	ctx   context.Context // of its consumers
+	// consume consumes from a partition's queue until ctx ends, and fail ends the worker.
+	consume   func(ctx context.Context, p *part) error
+	fail      context.CancelCauseFunc
+	consumers sync.WaitGroup
 	// timeout is how long the broker lets the worker hold a message.
 	timeout time.Duration
 	parts   []*part
 
-	events chan func() // to be called by the loop
+	events chan func()   // to be called by the loop
+	left   chan struct{} // closed when no more consumers are started
 	ended  chan struct{}
 	beats  chan beat // to the goroutine that sends; has room for one
 
@@ -37,10 +45,13 @@ type worker struct {
 	n        uint64
 	started  time.Time
 	heard    time.Time // when its own beat has come back, so it hears the others; zero: it hasn't
-	waits    int       // for how many partitions it isn't in line yet
-	attached time.Time // when it was for the first one
+	attached bool      // it has been in line wherever it wanted to at first
 	joined   bool      // it takes partitions
 	leaving  bool
+	// owners is whom each partition belongs to, and wants where the worker is to be in line. Both
+	// follow from the members and what each has; nil: these have changed.
+	owners   []string
+	wants    []bool
 	vanished []lost
 	drained  []string // markers to report
 	wake     *time.Timer
@@ -52,6 +63,13 @@ type part struct {
 	of    *worker
 	i     int
 	queue string
+
+	// detach ends the consumer, which puts the worker in line; nil: there is none. lined says that
+	// it is in line, detaching that the consumer is ending, and retry when one may be started.
+	detach    context.CancelFunc
+	lined     bool
+	detaching bool
+	retry     time.Time
 
 	turn    inside.Turn // nil: another worker is active
 	current atomic.Pointer[inside.Turn]
@@ -75,10 +93,14 @@ const (
 	// partition, so that several that come at once move it once.
 	settling = 300 * time.Millisecond
 	// hearing is how long a new worker waits for its own beat, and replying for the others' after
-	// it. attaching is how long it waits for the last of its consumers after the first.
-	hearing   = time.Second
-	replying  = 100 * time.Millisecond
-	attaching = 3 * time.Second
+	// it.
+	hearing  = time.Second
+	replying = 100 * time.Millisecond
+	// lining is how long an active worker waits for the owner to be in line, before it serves the
+	// partition in the meantime.
+	lining = 500 * time.Millisecond
+	// attachAgain is the time between attempts to attach.
+	attachAgain = time.Second
 	// passes is how often each worker passes a partition on before it takes it although it
 	// belongs to another, which isn't in the line.
 	passes = 3
@@ -91,9 +113,9 @@ func newWorker(g Group, h client.Handler, cfg Config, log *slog.Logger) *worker 
 	w := &worker{
 		group: g, cfg: cfg, inner: h, log: log, beat: beat{Worker: cfg.Worker, Born: time.Now().UnixNano()},
 		slots: make(chan struct{}, cfg.Concurrency), events: make(chan func(), 64), ended: make(chan struct{}),
-		beats: make(chan beat, 1), members: members{partitions: g.Partitions, all: map[string]*member{}},
+		beats: make(chan beat, 1), members: members{partitions: g.Partitions, all: map[string]*member{}}, left: make(chan struct{}),
 	}
-	w.self, w.waits = w.beat.name(), g.Partitions
+	w.self = w.beat.name()
 	for i := range g.Partitions {
 		w.parts = append(w.parts, &part{of: w, i: i, queue: g.queue(i), leaving: make(chan struct{})})
 	}
@@ -129,7 +151,9 @@ func (w *worker) loop(ctx context.Context, stop <-chan struct{}) {
 		case f := <-w.events:
 			f()
 		case <-tick.C:
-			w.members.expire(time.Now())
+			if w.members.expire(time.Now()) {
+				w.owners = nil
+			}
 			w.report(w.heard.IsZero())
 		case <-w.wake.C:
 			w.due = time.Time{}
@@ -150,11 +174,21 @@ func (w *worker) own() (all []int) {
 	return all
 }
 
+// line is where it is in line.
+func (w *worker) line() (all []int) {
+	for _, p := range w.parts {
+		if p.lined {
+			all = append(all, p.i)
+		}
+	}
+	return all
+}
+
 // report sends a beat. If one is waiting to be sent, the new one takes its place.
 func (w *worker) report(asks bool) {
 	w.n++
 	b := w.beat
-	b.N, b.Owns, b.Asks, b.Leave, b.Lost = w.n, w.own(), asks, w.leaving || !w.joined, w.vanished
+	b.N, b.Owns, b.Line, b.Asks, b.Leave, b.Lost = w.n, w.own(), w.line(), asks, w.leaving || !w.joined, w.vanished
 	if len(w.drained) > 0 {
 		b.Drained = w.drained[0]
 		w.drained = w.drained[1:]
@@ -188,7 +222,9 @@ func (w *worker) hear(b beat) {
 	}
 	known := w.members.all[b.name()]
 	fresh := known == nil || known.left
-	w.members.hear(b, now)
+	if w.members.hear(b, now) {
+		w.owners = nil
+	}
 	for _, i := range b.Owns { // somebody has taken it
 		if i >= 0 && i < len(w.parts) {
 			w.parts[i].steps, w.parts[i].patient = 0, 0
@@ -203,6 +239,7 @@ func (w *worker) hear(b beat) {
 // leave makes the others take over.
 func (w *worker) leave() {
 	w.leaving = true
+	close(w.left)
 	for _, p := range w.parts {
 		p.leave()
 	}
@@ -220,19 +257,20 @@ func (p *part) leave() {
 
 // began is called when RabbitMQ has made the worker active.
 func (p *part) began(t inside.Turn) {
-	w := p.of
 	p.markers.Store(0)
 	p.warned.Store(false)
 	p.current.Store(&t)
-	w.do(func() { p.turn, p.active = t, time.Now() })
+	p.of.do(func() { p.turn, p.active = t, time.Now() })
 }
 
 // ended is called when a turn is over. It returns when the loop knows, and OnAssigned was called:
 // only then can another worker become active, unless the connection was lost.
-func (p *part) ended(inside.Turn) {
+func (p *part) ended(t inside.Turn) {
 	done := make(chan struct{})
 	p.of.do(func() {
-		p.over()
+		if p.turn == t { // and not a later one, of another consumer
+			p.over()
+		}
 		close(done)
 	})
 	select {
@@ -247,7 +285,7 @@ func (p *part) over() {
 		p.leaving = make(chan struct{})
 	}
 	if p.serves {
-		p.serves = false
+		p.serves, p.of.owners = false, nil
 		p.of.report(false)
 		p.of.assigned(p, false)
 	}
@@ -260,18 +298,44 @@ func (w *worker) assigned(p *part, owned bool) {
 	}
 }
 
-// attached is called when p's consumer is in line for the first time.
-func (p *part) attached() {
-	p.of.do(func() {
-		if p.of.attached.IsZero() {
-			p.of.attached = time.Now()
-		}
-		p.of.waits--
+// attach has the worker stand in line for p.
+func (p *part) attach() {
+	w := p.of
+	ctx, detach := context.WithCancel(w.ctx)
+	p.detach, p.detaching = detach, false
+	w.consumers.Go(func() {
+		defer detach()
+		err := w.consume(ctx, p)
+		w.do(func() { p.detached(err) })
 	})
 }
 
-// ready says whether the worker knows enough to take partitions: it hears the others, and is in
-// line wherever they may give it one.
+// lineUp is called when the consumer is in line for the first time.
+func (p *part) lineUp() {
+	p.of.do(func() {
+		w := p.of
+		p.lined = true
+		w.attached = w.attached || !slices.ContainsFunc(w.parts, func(p *part) bool { return p.detach != nil && !p.lined })
+		w.report(false)
+	})
+}
+
+// detached is called when the consumer has ended. What keeps a new worker from getting in line
+// ends it, such as a permission that it lacks. Later it tries again, and serves the others.
+func (p *part) detached(err error) {
+	w := p.of
+	p.detach, p.lined, p.detaching = nil, false, false
+	switch {
+	case err == nil:
+	case !w.attached || errors.Is(err, client.ErrClosed):
+		w.fail(err)
+	default:
+		w.log.Warn("hopback: consuming from a partition failed; trying again", "queue", p.queue, "error", err)
+		p.retry = time.Now().Add(attachAgain)
+	}
+}
+
+// ready says whether the worker knows the others, so that it can take partitions.
 func (w *worker) ready(now time.Time) bool {
 	if w.joined || w.leaving {
 		return w.joined
@@ -280,13 +344,7 @@ func (w *worker) ready(now time.Time) bool {
 	if !w.heard.IsZero() {
 		hears = w.heard.Add(replying)
 	}
-	switch {
-	case w.attached.IsZero():
-		return false
-	case w.waits > 0 && now.Before(w.attached.Add(attaching)):
-		w.again(w.attached.Add(attaching).Sub(now))
-		return false
-	case now.Before(hears):
+	if now.Before(hears) {
 		w.again(hears.Sub(now))
 		return false
 	}
@@ -295,78 +353,113 @@ func (w *worker) ready(now time.Time) bool {
 	return true
 }
 
-// decide looks at each partition where it is the active consumer: it serves what belongs to it,
-// and passes on the rest.
+// decide looks at each partition: the worker goes in line for those where it is the owner or a
+// standby. Where it is the active consumer, it serves what belongs to it, and passes on the rest.
 func (w *worker) decide() {
 	if w.leaving {
 		return
 	}
 	now := time.Now()
-	var owners []string
 	for _, p := range w.parts {
-		if p.turn == nil || p.passing() {
-			continue
-		}
-		if owners == nil {
-			owners = assign(w.group.Partitions, w.members.has(w.self, w.own(), false))
-		}
-		if owner := owners[p.i]; w.consider(p, owner, now) {
-			owners = nil // what it has is different now
+		w.know()
+		w.queue(p, now)
+		if p.turn != nil && p.detach != nil && !p.detaching && !p.passing() {
+			w.consider(p, w.owners[p.i], now)
 		}
 	}
 }
 
-// consider says whether anything has changed.
-func (w *worker) consider(p *part, owner string, now time.Time) (changed bool) {
+// know brings owners and wants up to date.
+func (w *worker) know() {
+	if w.owners == nil {
+		has := w.members.has(w.self, w.own(), false)
+		w.owners = assign(w.group.Partitions, has)
+		w.wants = lines(w.owners, has, w.self)
+	}
+}
+
+// queue has the worker join or leave the line for a partition. It doesn't leave as the active one,
+// so somebody else is in line.
+func (w *worker) queue(p *part, now time.Time) {
+	switch {
+	case w.wants[p.i] && p.detach == nil && p.turn == nil:
+		if wait := p.retry.Sub(now); wait > 0 {
+			w.again(wait)
+			return
+		}
+		p.attach()
+	case !w.wants[p.i] && p.detach != nil && p.turn == nil && p.lined && !p.detaching:
+		if wait := w.members.changed.Add(settling).Sub(now); wait > 0 {
+			w.again(wait)
+			return
+		}
+		p.detaching = true
+		p.detach()
+	}
+}
+
+// consider decides about a partition where the worker is active.
+func (w *worker) consider(p *part, owner string, now time.Time) {
 	if p.serves {
 		switch {
 		case owner == w.self:
 			p.steps, p.patient = 0, 0
+		case !w.members.inLine(p.i, owner): // it says so when it is
 		case now.Before(p.until):
 			w.again(p.until.Sub(now))
 		case now.Sub(w.members.changed) < settling:
 			w.again(w.members.changed.Add(settling).Sub(now))
 		default:
-			p.pass()
-			return true
+			w.pass(p)
 		}
-		return false
+		return
 	}
 	if other := w.members.claims(p.i, w.self); other != nil {
 		if wait := p.active.Add(handover).Sub(now); wait > 0 {
 			w.again(wait)
-			return false
+			return
 		}
 		// It has the partition no more, and hasn't said so.
 		l := lost{other.name(), other.N}
 		w.vanished = append(slices.DeleteFunc(w.vanished, func(s lost) bool { return s.Worker == l.Worker }), l)
 		w.members.lose(l, now)
+		w.owners = nil
 		w.report(false)
 		w.again(0)
-		return true
+		return
 	}
-	if owner != w.self && p.steps < passes {
-		p.steps++
-		p.pass()
-		return false
-	}
-	if owner != w.self { // nobody takes it: keep it for a while
+	if owner != w.self {
+		if !w.members.inLine(p.i, owner) {
+			if wait := p.active.Add(lining).Sub(now); wait > 0 {
+				w.again(wait)
+				return
+			}
+		} else if p.steps < passes {
+			p.steps++
+			w.pass(p)
+			return
+		}
+		// Nobody takes it: keep it for a while.
 		p.patient = min(max(2*p.patient, minPatience), maxPatience)
 		p.until = now.Add(p.patient)
 		p.steps = 0
 	}
-	p.serves = true
+	p.serves, w.owners = true, nil
 	p.turn.Serve()
 	w.report(false)
 	w.assigned(p, true)
-	return true
 }
 
 // pass gives the partition to the next in line. The worker claims it until its handlers have
-// returned.
-func (p *part) pass() {
+// returned. It goes to the end of the line if it wants to be in line.
+func (w *worker) pass(p *part) {
 	p.leave()
-	p.turn.StepBack()
+	if w.wants[p.i] {
+		p.turn.StepBack()
+		return
+	}
+	p.detaching = true
+	p.detach()
 }
 
 // again has the loop look again.

@@ -106,6 +106,7 @@ func TestOrderByKeyOnABroker(t *testing.T) {
 			switch x := rand.IntN(10); {
 			case own != nil && strike%50 == 49:
 				counts["restarts"]++
+				rig.Check.BrokerIsDown()
 				require.NoError(t, own.Kill(t.Context()))
 				require.NoError(t, own.Start(t.Context()))
 				rig.Check.BrokerIsBack()

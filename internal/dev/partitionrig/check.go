@@ -17,6 +17,7 @@ type Check struct {
 	keys      []keyState
 	owners    []ownership
 	gone      map[string]bool // workers that have crashed
+	down      bool            // the broker
 	published int
 	report    Report
 }
@@ -31,7 +32,7 @@ type keyState struct {
 type ownership struct {
 	worker string
 	free   time.Time // since when it has no owner
-	back   bool      // that is when a broker that was down was there again
+	down   bool      // because the broker was down
 }
 
 // Report is what was found.
@@ -44,7 +45,8 @@ type Report struct {
 	// Missing are messages that weren't completed.
 	Missing int
 	// Moves counts how often a worker got a partition, and Silences are the times from the end of
-	// an owner to the beginning of the next. Restarts are those from the return of the broker on.
+	// an owner to the beginning of the next. Restarts are those that began while the broker was
+	// down, or when it was killed.
 	Moves              int
 	Silences, Restarts []time.Duration
 }
@@ -122,7 +124,7 @@ func (c *Check) Assigned(worker string, partition int, owned bool) {
 	case owned:
 		switch {
 		case o.free.IsZero():
-		case o.back:
+		case o.down:
 			c.report.Restarts = append(c.report.Restarts, time.Since(o.free))
 		default:
 			c.report.Silences = append(c.report.Silences, time.Since(o.free))
@@ -130,7 +132,7 @@ func (c *Check) Assigned(worker string, partition int, owned bool) {
 		c.report.Moves++
 		*o = ownership{worker: worker}
 	case o.worker == worker:
-		o.worker, o.free = "", time.Now()
+		c.freeOne(o)
 	}
 }
 
@@ -154,24 +156,34 @@ func (c *Check) Cut(worker string) {
 	c.free(worker)
 }
 
-// BrokerIsBack says that partitions couldn't have an owner until now.
+// BrokerIsDown says that partitions can't have an owner from now on, and BrokerIsBack that they can.
+func (c *Check) BrokerIsDown() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.down = true
+	for i := range c.owners {
+		if o := &c.owners[i]; o.worker != "" || !o.free.IsZero() {
+			c.freeOne(o)
+		}
+	}
+}
+
+// BrokerIsBack ends BrokerIsDown.
 func (c *Check) BrokerIsBack() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := range c.owners {
-		if o := &c.owners[i]; o.worker == "" {
-			o.free, o.back = time.Now(), true
-		}
-	}
+	c.down = false
 }
 
 func (c *Check) free(worker string) {
 	for i := range c.owners {
 		if o := &c.owners[i]; o.worker == worker {
-			o.worker, o.free = "", time.Now()
+			c.freeOne(o)
 		}
 	}
 }
+
+func (c *Check) freeOne(o *ownership) { *o = ownership{free: time.Now(), down: c.down} }
 
 // Shares is how many partitions each worker has. Those without an owner are under "".
 func (c *Check) Shares() map[string]int {
@@ -217,7 +229,7 @@ func (r Report) String() string {
 		r.Published, r.Missing, r.Duplicates, r.Early, r.Twice, r.DoubleOwned, r.Moves,
 		Quantile(r.Silences, 0.5).Round(time.Millisecond), Quantile(r.Silences, 0.99).Round(time.Millisecond), Quantile(r.Silences, 1).Round(time.Millisecond))
 	if len(r.Restarts) > 0 {
-		text += fmt.Sprintf(", after a restart of the broker p50 %v, max %v", Quantile(r.Restarts, 0.5).Round(time.Millisecond), Quantile(r.Restarts, 1).Round(time.Millisecond))
+		text += fmt.Sprintf(", from a kill of the broker on p50 %v, max %v", Quantile(r.Restarts, 0.5).Round(time.Millisecond), Quantile(r.Restarts, 1).Round(time.Millisecond))
 	}
 	return text
 }
