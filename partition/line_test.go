@@ -39,7 +39,7 @@ func TestThreeWorkersAreInLine(t *testing.T) {
 		const partitions = 16
 		s := newScene(t, partition.Group{Name: "orders", Partitions: partitions}, 100)
 		var workers []*partitionrig.Worker
-		look := func() {
+		check := func() {
 			t.Helper()
 			time.Sleep(10 * time.Second)
 			assert.Equal(t, slices.Repeat([]int{min(len(workers), 3)}, partitions), s.inLine(workers), "%d workers", len(workers))
@@ -50,7 +50,7 @@ func TestThreeWorkersAreInLine(t *testing.T) {
 		for n := range 12 {
 			workers = append(workers, s.start(t, fmt.Sprint("w", n)))
 			if n < 4 || n == 11 {
-				look()
+				check()
 			}
 		}
 		moves := s.Check.Report().Moves
@@ -65,7 +65,7 @@ func TestThreeWorkersAreInLine(t *testing.T) {
 				require.NoError(t, w.Leave())
 			}
 			if len(workers) < 4 || len(workers) == 10 {
-				look()
+				check()
 			}
 		}
 		require.NoError(t, workers[0].Leave())
