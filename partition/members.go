@@ -104,6 +104,9 @@ func (m *members) expire(now time.Time) (changed bool) {
 	for name, w := range m.all {
 		switch age := now.Sub(w.heard); {
 		case age > 2*gone:
+			if !w.left || w.Owns != nil { // this process was suspended for a while
+				m.changed, changed = now, true
+			}
 			delete(m.all, name)
 		case age > gone && (!w.left || w.Owns != nil):
 			w.left, w.Owns, m.changed, changed = true, nil, now, true
