@@ -47,7 +47,8 @@ const (
 //     it comes early again, the next wait is twice as long, so a large difference takes few
 //     waits.
 //   - A message comes late. Either its queue was busy, or the broker's clock is behind. The clock
-//     assumes the latter, until a message that comes early disproves it.
+//     assumes the latter, until a message that comes very early disproves it. One that comes a
+//     little early corrects the guess.
 //
 // An administrator may set the broker's clock while messages wait. If a message comes early, or
 // none comes back, the clock asks the broker again: its last answer no longer holds. A message
@@ -103,10 +104,17 @@ type wait struct {
 // ahead is a pair of simultaneous times.
 type ahead struct{ own, broker time.Time }
 
-// doubt is what the clock knew before a guess.
+// doubt is what the clock knew before a guess, and by how much the guess set it back.
 type doubt struct {
-	since time.Time
-	ahead time.Duration
+	since     time.Time
+	ahead, by time.Duration
+}
+
+// wrong reports whether a message that came early disproves the guess. One that comes only a little
+// early doesn't: then the message that led to the guess was late because of the clock and, for a
+// small part, because of its queue.
+func (d *doubt) wrong(early, delay time.Duration) bool {
+	return early > earlyTolerance && 2*early > min(d.by, delay)
 }
 
 // asks makes the clock ask the broker of the consumer that s describes and q belongs to.
@@ -332,15 +340,15 @@ func (c *clock) correct(own, due time.Time, w wait, whole bool) {
 	}
 	switch {
 	case late < 0:
-		if c.doubt != nil && late < -earlyTolerance {
-			c.set(own, own.Add(c.doubt.ahead)) // the guess was wrong
+		if c.doubt != nil && c.doubt.wrong(-late, w.delay) {
+			c.set(own, own.Add(c.doubt.ahead))
 			c.doubt, c.guessAgain = nil, own.Add(clockAge)
 		}
 		if c.brokers(own).Before(due) {
 			c.set(own, due)
 		}
 	case late > lateTolerance && c.doubt == nil && c.asked.IsZero() && own.After(c.guessAgain):
-		c.doubt = &doubt{since: own, ahead: c.brokers(own).Sub(own)}
+		c.doubt = &doubt{since: own, ahead: c.brokers(own).Sub(own), by: late}
 		c.set(own, due)
 	}
 }

@@ -197,6 +197,36 @@ func TestBusyQueueIsNotTakenForADifferentClockForLong(t *testing.T) {
 	})
 }
 
+// The message that led to a guess was late because of the clocks, and a little because its queue was
+// busy. So the next one comes a little early. The guess is corrected, not dropped.
+func TestALittleDelayIsNoReasonToDropAGuess(t *testing.T) {
+	t.Parallel()
+	for _, busy := range []time.Duration{300 * time.Millisecond, 900 * time.Millisecond} {
+		t.Run(busy.String(), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := &skewed{ahead: -5 * time.Second, busy: busy}
+				newSkewed(t, s, Policy{Strategy: StrategyNative, MaxRetries: 8, Backoff: Delays(2 * time.Second)}, func() error {
+					if len(s.calls) > 1 {
+						s.busy = 0
+					}
+					return errA
+				})
+				_, calls, deliveries := s.run(t)
+				require.Len(t, calls, 9)
+				assert.LessOrEqual(t, deliveries, 9+2)
+				for i := range 8 {
+					had := calls[i+1].Sub(calls[i])
+					assert.GreaterOrEqual(t, had, 2*time.Second-earlyTolerance)
+					if i > 0 {
+						assert.Less(t, had, 3*time.Second)
+					}
+				}
+			})
+		})
+	}
+}
+
 // A broker that ignores the time, as one of 4.0 does that a connection was moved to,
 // isn't asked forever: the message is republished.
 func TestBrokerThatIgnoresTheTimeIsNoticed(t *testing.T) {
