@@ -42,7 +42,9 @@
 //     dead-lettered, or discarded. That holds while workers join, leave, crash, and lose
 //     connections, and while messages wait for a retry.
 //   - No key is handled by two workers at once, if handlers end when their ctx does. When a worker
-//     loses its connection, the ctx of its handlers ends at once.
+//     loses its connection, the ctx of its handlers ends at once. If the network goes silent, the
+//     worker notices by IdleTimeout of [client.Config], and RabbitMQ within two to three times its
+//     setting heartbeat (60 s by default). Keep IdleTimeout shorter than heartbeat.
 //
 // What isn't promised:
 //

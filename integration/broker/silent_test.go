@@ -1,0 +1,91 @@
+package broker_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/partition"
+)
+
+// RabbitMQ closes a connection on which nothing has come for two to three times its setting heartbeat
+// (60 s by default), regardless of the idle-time-out that the client asked for. So a worker whose host
+// has lost its power keeps its partitions until then. If such a worker is alive, it has noticed earlier,
+// by IdleTimeout, so no two workers have a partition.
+func TestASilentWorkerHasItsPartitionsUntilRabbitMQNotices(t *testing.T) {
+	suite.ForEachOfOursAlone(t, func(t *testing.T, s *suite.Site) {
+		if !s.Newer() {
+			return // partitions need 4.3
+		}
+		const heartbeat = 4 * time.Second
+		s.EvalOK(t, "ok = application:set_env(rabbit, heartbeat, 4).")
+		defer s.EvalOK(t, "ok = application:set_env(rabbit, heartbeat, 60).")
+		admin, _ := s.Connect(t)
+		g := partition.Group{Name: "orders", Partitions: 4}
+		topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited})
+		require.NoError(t, err)
+		topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
+		suite.Apply(t, admin, topology)
+
+		var mu sync.Mutex
+		owners := map[int]string{}
+		twice := 0
+		owned := func(worker string) (n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, w := range owners {
+				if w == worker {
+					n++
+				}
+			}
+			return n
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var workers sync.WaitGroup
+		defer workers.Wait()
+		defer stop()
+		start := func(worker, url string) {
+			conn, _ := suite.ConnectTo(t, url, func(c *client.Config) { c.IdleTimeout = 4 * time.Second })
+			cfg := partition.Config{Worker: worker, OnAssigned: func(partition int, owned bool) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case owned && owners[partition] != "":
+					twice++
+				case owned:
+					owners[partition] = worker
+				case owners[partition] == worker:
+					delete(owners, partition)
+				}
+			}}
+			h := client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
+			workers.Go(func() { assert.NoError(t, partition.Consume(ctx, conn, g, h, cfg)) })
+		}
+		wire, through := s.Through(t)
+		start("silent", through)
+		suite.Poll(t, "the first worker has all partitions", func() bool { return owned("silent") == 4 })
+		start("other", s.AMQPURL())
+		suite.Poll(t, "they share them", func() bool { return owned("silent") == 2 && owned("other") == 2 })
+
+		began := time.Now()
+		wire.Drop()
+		wire.Refuse()
+		suite.Poll(t, "the other one has all partitions", func() bool { return owned("other") == 4 })
+		took := time.Since(began)
+		assert.Greater(t, took, 2*heartbeat-heartbeat/2, "its last sign of life was at most half of the idle timeout ago")
+		mu.Lock()
+		assert.Zero(t, twice)
+		mu.Unlock()
+		suite.Report(t, s, "a partition of a worker that went silent had another owner after %.1f times heartbeat", float64(took)/float64(heartbeat))
+
+		require.NoError(t, wire.Admit())
+		suite.Poll(t, "they share them again", func() bool { return owned("silent") == 2 && owned("other") == 2 })
+	})
+}
