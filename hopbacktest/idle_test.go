@@ -38,7 +38,7 @@ const (
 	idleMebibytes  = 64 // of memory, of the whole process
 	// with one whose messages have failed, so that it has published retry copies
 	retriedGoroutines = 6
-	retriedKilobytes  = 88
+	retriedKilobytes  = 92
 	retriedMebibytes  = 118
 )
 

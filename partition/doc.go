@@ -43,8 +43,7 @@
 //     connections, and while messages wait for a retry.
 //   - No key is handled by two workers at once, if handlers end when their ctx does. When a worker
 //     loses its connection, the ctx of its handlers ends at once. If the network goes silent, the
-//     worker notices by IdleTimeout of [client.Config], and RabbitMQ within two to three times its
-//     setting heartbeat (60 s by default). Keep IdleTimeout shorter than heartbeat.
+//     worker notices before RabbitMQ gives its partitions to another.
 //
 // What isn't promised:
 //

@@ -79,8 +79,20 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 	context.AfterFunc(w.Ctx, w.Blockage.end)
 	w.Old = oldbroker.Of(w.Broker.AtLeast)
 	restChannels(conn, w.Old)
-	go w.watchLife(cfg.IdleTimeout)
+	go w.watchLife(patience(cfg.IdleTimeout, peer.IdleTimeout))
 	return w, nil
+}
+
+// patience is how long a broker may leave the client without an answer. RabbitMQ asks for a frame twice in
+// the time of its setting heartbeat, and closes a connection after two to three times that setting. Then
+// other consumers get what this one held, so this end must have noticed before. That takes up to 1.5
+// times the patience, so the patience is heartbeat at most.
+func patience(idle, asked time.Duration) time.Duration {
+	const least = 2 * time.Second
+	if asked <= 0 {
+		return idle // RabbitMQ never closes the connection
+	}
+	return min(idle, max(2*asked, least))
 }
 
 // dialEndpoint makes the network connection to an endpoint, with TLS if it has that.
