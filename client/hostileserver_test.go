@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -422,7 +423,10 @@ func TestAHandlerStopsItsConsumer(t *testing.T) {
 func deafServers(t *testing.T) (dial func(context.Context, string, string) (net.Conn, error), deafen func(addr string)) {
 	var deaf sync.Map
 	var all sync.WaitGroup
-	t.Cleanup(all.Wait)
+	t.Cleanup(func() {
+		synctest.Wait() // a connection that is closed may be dialing once more
+		all.Wait()
+	})
 	flag := func(addr string) *atomic.Bool {
 		f, _ := deaf.LoadOrStore(addr, new(atomic.Bool))
 		return f.(*atomic.Bool)
