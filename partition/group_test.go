@@ -365,8 +365,9 @@ func TestADelayOutlastsTheConsumerTimeout(t *testing.T) {
 		}
 		require.Len(t, others, 5)
 		assert.Equal(t, "a2", others[4].text)
-		assert.Equal(t, "forged", others[3].text)
-		assert.InDelta(t, (15 * time.Hour).Seconds(), others[3].at.Seconds(), 60)
+		forged := slices.IndexFunc(others, func(c call) bool { return c.text == "forged" })
+		require.GreaterOrEqual(t, forged, 2, "the last b is of another key, so it can come at the same time")
+		assert.InDelta(t, (15 * time.Hour).Seconds(), others[forged].at.Seconds(), 60)
 	})
 }
 
