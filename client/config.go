@@ -60,8 +60,8 @@ type Config struct {
 	// before the client treats the connection as lost. After half of that time, the client opens
 	// and closes a session to check whether the broker still responds. Default: 30 s. Minimum: 2
 	// s. RabbitMQ closes a silent connection after two to three times its setting heartbeat (60 s
-	// by default), and gives the messages to others. To notice first, the client waits no longer
-	// than heartbeat for an answer, even if IdleTimeout is longer.
+	// by default), and gives the messages to others. To notice first, the client waits for an answer
+	// no longer than two thirds of heartbeat, even if IdleTimeout is longer.
 	IdleTimeout time.Duration
 	// PreferLeaderOf is the name of a queue. With several endpoints, the client then prefers the
 	// node that leads this queue, which saves a network hop per message. The client finds the

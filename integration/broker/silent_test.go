@@ -12,6 +12,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/internal/dev/partitionrig"
 	"github.com/hopback/hopback/partition"
 )
 
@@ -29,64 +30,40 @@ func TestASilentWorkerHasItsPartitionsUntilRabbitMQNotices(t *testing.T) {
 		defer s.EvalOK(t, "ok = application:set_env(rabbit, heartbeat, 60).")
 		admin, _ := s.Connect(t)
 		g := partition.Group{Name: "orders", Partitions: 4}
-		topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited})
-		require.NoError(t, err)
-		topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
-		suite.Apply(t, admin, topology)
+		suite.ApplyGroup(t, admin, g, declare.QuorumQueue{})
 
-		var mu sync.Mutex
-		owners := map[int]string{}
-		twice := 0
-		owned := func(worker string) (n int) {
-			mu.Lock()
-			defer mu.Unlock()
-			for _, w := range owners {
-				if w == worker {
-					n++
-				}
-			}
-			return n
-		}
+		check := partitionrig.NewCheck(1, g.Partitions)
 		ctx, stop := context.WithCancel(t.Context())
 		var workers sync.WaitGroup
 		defer workers.Wait()
 		defer stop()
 		start := func(worker, url string) {
 			conn, _ := suite.ConnectTo(t, url, func(c *client.Config) { c.IdleTimeout = 10 * time.Minute })
-			cfg := partition.Config{Worker: worker, OnAssigned: func(partition int, owned bool) {
-				mu.Lock()
-				defer mu.Unlock()
-				switch {
-				case owned:
-					if owners[partition] != "" {
-						twice++
-					}
-					owners[partition] = worker
-				case owners[partition] == worker:
-					delete(owners, partition)
-				}
-			}}
 			h := client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
+			cfg := partition.Config{Worker: worker, OnAssigned: func(p int, owned bool) { check.Assigned(worker, p, owned) }}
 			workers.Go(func() { assert.NoError(t, partition.Consume(ctx, conn, g, h, cfg)) })
+		}
+		shares := func(silent, other int) bool {
+			all := check.Shares()
+			return all["silent"] == silent && all["other"] == other
 		}
 		wire, through := s.Through(t)
 		start("silent", through)
-		suite.Poll(t, "the first worker has all partitions", func() bool { return owned("silent") == 4 })
+		suite.Poll(t, "the first worker has all partitions", func() bool { return shares(4, 0) })
 		start("other", s.AMQPURL())
-		suite.Poll(t, "they share them", func() bool { return owned("silent") == 2 && owned("other") == 2 })
+		suite.Poll(t, "they share them", func() bool { return shares(2, 2) })
 
 		began := time.Now()
 		wire.Drop()
 		wire.Refuse()
-		suite.Poll(t, "the other one has all partitions", func() bool { return owned("other") == 4 })
+		suite.Poll(t, "the other one has all partitions", func() bool { return shares(0, 4) })
 		took := time.Since(began)
 		assert.Greater(t, took, 2*heartbeat-heartbeat/2, "it sends a sign of life more often than that")
-		mu.Lock()
-		assert.Zero(t, twice)
-		mu.Unlock()
+		report := check.Report()
+		assert.Zero(t, report.DoubleOwned, "%v", report.First)
 		suite.Report(t, s, "a partition of a worker that went silent had another owner after %.1f times heartbeat", float64(took)/float64(heartbeat))
 
 		require.NoError(t, wire.Admit())
-		suite.Poll(t, "they share them again", func() bool { return owned("silent") == 2 && owned("other") == 2 })
+		suite.Poll(t, "they share them again", func() bool { return shares(2, 2) })
 	})
 }

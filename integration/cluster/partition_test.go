@@ -16,21 +16,12 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/internal/dev/partitionrig"
 	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 )
-
-// applyGroup declares a group whose leaders are spread, and a dead-letter queue.
-func applyGroup(t *testing.T, conn *client.Conn, g partition.Group) {
-	t.Helper()
-	topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited, LeaderLocator: declare.LeaderBalanced})
-	require.NoError(t, err)
-	topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
-	_, err = declare.Apply(t.Context(), conn.Management(), topology)
-	require.NoError(t, err)
-}
 
 // Leaders move, and nodes are killed and frozen, while every tenth attempt fails and waits for 1 s to
 // 10 s. No message is lost, and none begins before those before it of its key are completed.
@@ -47,7 +38,7 @@ func TestOrderByKeyOnACluster(t *testing.T) {
 			cfg.IdleTimeout, cfg.ConnectTimeout = 5*time.Second, 5*time.Second
 		})
 		g := partition.Group{Name: "orders", Partitions: 12}
-		applyGroup(t, conn, g)
+		suite.ApplyGroup(t, conn, g, declare.QuorumQueue{LeaderLocator: declare.LeaderBalanced})
 		rig := &partitionrig.Rig{
 			IdleTimeout: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 			Group: g, Check: partitionrig.NewCheck(keys, g.Partitions), Handle: 10 * time.Millisecond, Failing: 0.1,
@@ -153,7 +144,7 @@ func TestThroughputOfPartitionsOnACluster(t *testing.T) {
 		}
 		for _, n := range []int{3, 12, 48} {
 			g := partition.Group{Name: fmt.Sprint("rate-", n), Partitions: n}
-			applyGroup(t, conns[0], g)
+			suite.ApplyGroup(t, conns[0], g, declare.QuorumQueue{LeaderLocator: declare.LeaderBalanced})
 			found, err := partitionrig.Measure(t.Context(), g, 30_000, func() (all time.Duration) {
 				for _, n := range c.Nodes {
 					out, err := n.Eval(t.Context(), "erlang:element(1, erlang:statistics(runtime)).")

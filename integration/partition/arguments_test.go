@@ -52,10 +52,7 @@ func TestADelayOutlastsTheConsumerTimeout(t *testing.T) {
 		const timeout, delay = 10 * time.Second, 21 * time.Second
 		conn, _ := s.Connect(t)
 		g := partition.Group{Name: "slow", Partitions: 1}
-		topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited, ConsumerTimeout: timeout})
-		require.NoError(t, err)
-		topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
-		suite.Apply(t, conn, topology)
+		suite.ApplyGroup(t, conn, g, declare.QuorumQueue{ConsumerTimeout: timeout})
 		var (
 			mu     sync.Mutex
 			calls  []string

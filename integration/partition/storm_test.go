@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/internal/broker"
@@ -30,14 +29,6 @@ var (
 	most       = flag.Int("partition.workers", suite.Sized(4, 16), "workers at most")
 	strikes    = flag.Int("partition.strikes", suite.Sized(10, 500), "joins, leaves, kills, cuts, and, with HOPBACK_LONG=1, restarts of the broker")
 )
-
-// apply declares a group with a dead-letter queue.
-func apply(t *testing.T, conn *client.Conn, g partition.Group) {
-	topology, err := g.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("dead"), DeliveryLimit: declare.Unlimited})
-	require.NoError(t, err)
-	topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
-	suite.Apply(t, conn, topology)
-}
 
 func newRig(s *suite.Site, g partition.Group, keys int) *partitionrig.Rig {
 	return &partitionrig.Rig{
@@ -63,7 +54,7 @@ func TestOrderByKeyOnABroker(t *testing.T) {
 		}
 		conn, _ := s.Connect(t)
 		g := partition.Group{Name: "orders", Partitions: *partitions}
-		apply(t, conn, g)
+		suite.ApplyGroup(t, conn, g, declare.QuorumQueue{})
 		rig := newRig(s, g, *keys)
 		rig.Failing = 0.02
 		var workers []*partitionrig.Worker

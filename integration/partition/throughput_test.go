@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/internal/dev/partitionrig"
 	"github.com/hopback/hopback/partition"
@@ -28,7 +29,7 @@ func TestThroughputOfPartitions(t *testing.T) {
 		conn, _ := s.Connect(t)
 		for _, n := range []int{1, 4, 16, 64} {
 			g := partition.Group{Name: fmt.Sprint("rate-", n), Partitions: n}
-			apply(t, conn, g)
+			suite.ApplyGroup(t, conn, g, declare.QuorumQueue{})
 			found, err := partitionrig.Measure(t.Context(), g, 60_000, func() time.Duration {
 				ms, err := strconv.Atoi(strings.TrimSpace(s.EvalOK(t, "erlang:element(1, erlang:statistics(runtime)).")))
 				require.NoError(t, err)

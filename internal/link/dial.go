@@ -83,16 +83,18 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 	return w, nil
 }
 
-// patience is how long a broker may leave the client without an answer. RabbitMQ asks for a frame twice in
-// the time of its setting heartbeat, and closes a connection after two to three times that setting. Then
-// other consumers get what this one held, so this end must have noticed before. That takes up to 1.5
-// times the patience, so the patience is heartbeat at most.
+// patience is how long a broker may leave the client without an answer: idle, or less if the broker
+// is quicker to close a silent connection. asked is its idle-time-out. RabbitMQ asks for half of its
+// setting heartbeat, and closes the connection after two to three times that setting. Then other
+// consumers get what this one held, so this end must have noticed before. It takes up to 1.5 times the
+// patience for that, and up to 2.5 times if a large message is stuck. So the patience is two thirds of
+// heartbeat at most.
 func patience(idle, asked time.Duration) time.Duration {
 	const least = 2 * time.Second
 	if asked <= 0 {
 		return idle // RabbitMQ never closes the connection
 	}
-	return min(idle, max(2*asked, least))
+	return min(idle, max(asked*4/3, least))
 }
 
 // dialEndpoint makes the network connection to an endpoint, with TLS if it has that.

@@ -25,6 +25,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -203,6 +204,17 @@ func ApplyRetry(t *testing.T, conn *client.Conn, policy retry.Policy, work ...de
 	t.Helper()
 	topology, err := retry.Topology(policy, work...)
 	require.NoError(t, err)
+	Apply(t, conn, topology)
+}
+
+// ApplyGroup declares a group whose partitions are like work, and the queue "dead" for its dead
+// letters.
+func ApplyGroup(t *testing.T, conn *client.Conn, g partition.Group, work declare.QuorumQueue) {
+	t.Helper()
+	work.DeadLetter, work.DeliveryLimit = declare.ToQueue("dead"), declare.Unlimited
+	topology, err := g.Topology(work)
+	require.NoError(t, err)
+	topology.Queues = append(topology.Queues, declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop(), DeliveryLimit: declare.Unlimited})
 	Apply(t, conn, topology)
 }
 
