@@ -15,7 +15,7 @@
 // you don't rewrite anything when you need more. Use those packages directly for publishers to
 // exchanges, middleware, and topologies with several queues.
 //
-// This package is stable: see docs/stability.md.
+// This package is stable: see docs/versions.md#stability.
 package hopback
 
 import (
@@ -42,10 +42,13 @@ type (
 	// Policy decides which errors are retried, how often, and after which delays. The zero value
 	// retries five times: after 10 s, 1 min, 5 min, 10 min, and 30 min. See [retry.Policy].
 	Policy = retry.Policy
-	// Backoff returns the delay before each retry of a [Policy]. See [Delays] and
+	// Backoff returns the delay before each retry of a [Policy]. See [Delays], [Exponential], and
 	// [retry.Backoff].
 	Backoff = retry.Backoff
 )
+
+// NoRetries is for [Policy].MaxRetries: a message is dead-lettered at its first failure. See [retry.NoRetries].
+const NoRetries = retry.NoRetries
 
 // Connect connects to RabbitMQ 4 over AMQP 1.0. The URL has the form
 // amqp://user:password@host:5672/vhost, or amqps:// for TLS. The first connection must succeed;
@@ -58,6 +61,12 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 // retry 2, and so on. Further retries use the last one. See [retry.Delays].
 func Delays(delays ...time.Duration) Backoff { return retry.Delays(delays...) }
 
+// Exponential returns a [Backoff] whose delay grows by factor with each retry, starting at initial. The default
+// strategy has one delay queue for each different delay: see [retry.Exponential].
+func Exponential(initial time.Duration, factor float64) Backoff {
+	return retry.Exponential(initial, factor)
+}
+
 // Permanent marks err as an error that a retry can't fix. A handler that returns it dead-letters
 // the message at once. Permanent(nil) is nil. See [retry.Permanent].
 func Permanent(err error) error { return retry.Permanent(err) }
@@ -65,6 +74,13 @@ func Permanent(err error) error { return retry.Permanent(err) }
 // After makes a handler's error retry the message after d instead of the policy's delay. Use it,
 // for instance, for the time in a service's Retry-After header. See [retry.After].
 func After(d time.Duration, err error) error { return retry.After(d, err) }
+
+// Snooze makes the message come back after d without using up a retry: the handler isn't ready for it yet. See
+// [retry.Snooze].
+func Snooze(d time.Duration) error { return retry.Snooze(d) }
+
+// Discard acknowledges and drops the message on purpose; err is logged. See [retry.Discard].
+func Discard(err error) error { return retry.Discard(err) }
 
 // Attempt returns the number of the current attempt, starting at 1. Call it in a handler. See
 // [retry.Attempt].

@@ -18,6 +18,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/retry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -113,4 +114,79 @@ func TestConcurrentPublishersShareOne(t *testing.T) {
 			assert.Same(t, first, <-all)
 		}
 	})
+}
+
+// Middleware of a queue sees the handler's errors, the first one outermost; and the outcomes of the short way in are
+// those of package retry.
+func TestMiddlewareInsideTheRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, conn := connect(t)
+		var log []string
+		note := func(name string) client.Middleware {
+			return func(next client.Handler) client.Handler {
+				return client.Wrap(next, func(ctx context.Context, d *client.Delivery) error {
+					err := next.Handle(ctx, d)
+					log = append(log, fmt.Sprintf("%s: %v", name, err))
+					return err
+				})
+			}
+		}
+		orders := hopback.Queue[order]{
+			Conn: conn, Name: "orders", Middleware: []client.Middleware{note("outer"), note("inner")},
+			Retry: hopback.Policy{MaxRetries: 1, Backoff: hopback.Exponential(time.Second, 2)},
+		}
+		require.NoError(t, orders.Declare(t.Context()))
+		require.NoError(t, orders.Publish(t.Context(), order{ID: "o-1"}))
+		ctx, stop := context.WithCancel(t.Context())
+		calls := 0
+		require.NoError(t, orders.Consume(ctx, func(ctx context.Context, _ order) error {
+			calls++
+			switch calls {
+			case 1, 2: // more often than MaxRetries
+				return hopback.Snooze(time.Second)
+			case 3:
+				return errors.New("the bank timed out")
+			}
+			stop()
+			assert.Equal(t, 2, hopback.Attempt(ctx), "a snoozed attempt isn't counted")
+			return hopback.Discard(errors.New("a test order"))
+		}, hopback.ConsumerConfig{}))
+		require.Len(t, log, 8)
+		assert.Equal(t, []string{"inner: the bank timed out", "outer: the bank timed out"}, log[4:6])
+		left, err := declare.Inspect(t.Context(), conn.Management(), "orders.dead")
+		require.NoError(t, err)
+		assert.Zero(t, left.Messages, "a discarded message is no dead letter")
+	})
+}
+
+// A queue without retries dead-letters at the first failure.
+func TestNoRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, conn := connect(t)
+		orders := hopback.Queue[order]{Conn: conn, Name: "orders", Retry: hopback.Policy{MaxRetries: hopback.NoRetries}}
+		require.NoError(t, orders.Declare(t.Context()))
+		require.NoError(t, orders.Publish(t.Context(), order{ID: "o-1"}))
+		ctx, stop := context.WithTimeout(t.Context(), time.Hour)
+		defer stop()
+		calls := 0
+		require.NoError(t, orders.Consume(ctx, func(context.Context, order) error {
+			calls++
+			return errors.New("the bank timed out")
+		}, hopback.ConsumerConfig{}))
+		assert.Equal(t, 1, calls)
+		left, err := declare.Inspect(t.Context(), conn.Management(), "orders.dead")
+		require.NoError(t, err)
+		assert.EqualValues(t, 1, left.Messages)
+	})
+}
+
+// An invalid queue is named as the caller wrote it.
+func TestQueuesAreNamedAsTheCallerWroteThem(t *testing.T) {
+	t.Parallel()
+	_, err := (&hopback.Queue[string]{}).Topology()
+	require.ErrorContains(t, err, "hopback: Queue.Name is empty")
+	_, err = (&hopback.Queue[string]{Name: "#"}).Topology()
+	require.ErrorContains(t, err, `Queue.Name = "#"`)
+	_, err = (&hopback.Queue[string]{Name: "q", Retry: hopback.Policy{Strategy: retry.StrategyNative}, Settings: declare.QuorumQueue{MessageTTL: time.Second}}).Topology()
+	require.ErrorContains(t, err, "Queue.Settings.MessageTTL")
 }

@@ -2,6 +2,7 @@ package hopback
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/hopback/hopback/argument"
@@ -28,6 +29,10 @@ type Queue[T any] struct {
 	Settings declare.QuorumQueue
 	// Codec encodes and decodes values. Default: [client.JSONCodec].
 	Codec client.Codec
+	// Middleware wraps the handler inside the retries, so it sees the handler's own errors. The first one is the
+	// outermost. Most middleware belongs here: breaker, ratelimit, dedupe, ordered. For middleware around the
+	// retries, use [Queue.Handler].
+	Middleware []client.Middleware
 
 	mu        sync.Mutex
 	opening   chan struct{} // holds a value while a publisher is opened
@@ -46,7 +51,24 @@ func (q *Queue[T]) Topology() (declare.Topology, error) {
 	default:
 		return declare.Topology{}, argument.New("Queue.Settings.Name", queue.Name, "differs from Queue.Name", "leave it empty")
 	}
-	return retry.Topology(q.Retry, queue)
+	t, err := retry.Topology(q.Retry, queue)
+	return t, named(err)
+}
+
+// named gives an invalid argument the name that the caller knows it by: retry.Topology has a list of
+// queues.
+func named(err error) error {
+	invalid, ok := errors.AsType[*argument.Error](err)
+	if !ok || len(invalid.Path) < 3 || invalid.Path[0] != argument.Root("work")[0] {
+		return err
+	}
+	e := *invalid
+	at := argument.Root("Queue")
+	if field := invalid.Path[2]; field.Name != "Name" {
+		at = at.Field("Settings")
+	}
+	e.Path = append(at, invalid.Path[2:]...)
+	return &e
 }
 
 // Declare creates the queue, and what its policy needs, on the broker. Objects that already
@@ -76,7 +98,7 @@ func (q *Queue[T]) Declare(ctx context.Context) error {
 //
 // Each edit can set headers, properties, or annotations of the message before it is sent. The
 // errors are those of [client.Publisher.Publish]; [client.SafeToRetry] reports whether you can
-// publish v again without a duplicate.
+// publish v again without a duplicate, and [client.WorthRetrying] whether that can succeed.
 func (q *Queue[T]) Publish(ctx context.Context, v T, edit ...func(*Message)) error {
 	p, err := q.Publisher(ctx)
 	if err != nil {
@@ -134,7 +156,7 @@ func (q *Queue[T]) Handler(handle func(ctx context.Context, v T) error) client.H
 	if codec == nil {
 		codec = client.JSONCodec{}
 	}
-	return retry.With(q.Retry)(client.Typed(codec, handle))
+	return retry.With(q.Retry)(client.Chain(q.Middleware...)(client.Typed(codec, handle)))
 }
 
 // Consume calls handle for each message of the queue until ctx ends. Then it lets running
@@ -145,7 +167,8 @@ func (q *Queue[T]) Handler(handle func(ctx context.Context, v T) error) client.H
 //   - An error: it is retried after the policy's delay. After the last retry it goes to
 //     <Name>.dead.
 //   - [Permanent](err): it goes to <Name>.dead at once.
-//   - [After](d, err): it is retried after d.
+//   - [After](d, err): it is retried after d. [Snooze](d) does the same and uses up no retry.
+//   - [Discard](err): it is acknowledged and dropped.
 //
 // Messages whose body can't be decoded, or whose handler panics, go to <Name>.dead. A message
 // can be handled more than once, so handle should be idempotent.

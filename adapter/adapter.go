@@ -1,13 +1,15 @@
 // Package adapter lets consumers of other AMQP clients run hopback's handlers and middleware.
 // Use it to write an adapter for another client. Package adapter/officialclient is one.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package adapter
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/loglines"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 )
@@ -20,6 +22,16 @@ import (
 // handler stopped the consumer, or else the result.
 func Context(parent context.Context) (ctx context.Context, end func(result error) error) {
 	return refusal.Context(parent)
+}
+
+// Logger returns a logger for one consumer that limits lines about single messages, as
+// client's own consumer does: those with the attribute message_id. It writes the first of each kind,
+// and then one line every 10 seconds with how many more there were. Use it for client.Start.Log
+// and for the adapter's own lines. Call flush when the consumer has ended: it writes the last
+// counts.
+func Logger(log *slog.Logger) (limited *slog.Logger, flush func()) {
+	lines := loglines.NewRepeats(log.Handler())
+	return slog.New(lines), lines.Flush
 }
 
 // Call calls h with d, and then calls done once with the handler's error. Pass that error to

@@ -27,5 +27,5 @@
 //   - "." and ".." are valid here. Package declare refuses them, because they are steps in the
 //     paths of the broker's management node.
 //
-// This package is stable: see docs/stability.md.
+// This package is stable: see docs/versions.md#stability.
 package address

@@ -7,7 +7,7 @@
 //	var invalid *argument.Error
 //	if errors.As(err, &invalid) { ... }
 //
-// This package is stable: see docs/stability.md.
+// This package is stable: see docs/versions.md#stability.
 package argument
 
 import (
@@ -130,6 +130,9 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // SafeToRetry is always true: nothing was sent.
 func (e *Error) SafeToRetry() bool { return true }
+
+// WorthRetrying is always false: the argument stays invalid.
+func (e *Error) WorthRetrying() bool { return false }
 
 func printable(value any) string {
 	var s string

@@ -14,11 +14,10 @@ import (
 	"github.com/hopback/hopback/internal/sendview"
 	"github.com/hopback/hopback/internal/userid"
 
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/link"
 
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // idle is a link that allocates nothing, takes what it is sent at once, and delivers
@@ -40,10 +39,12 @@ func (l *idle) Sender(context.Context, string) (link.SenderLink, error) { return
 func (l *idle) Broken() <-chan struct{}                                 { return nil }
 func (l *idle) Quirks() oldbroker.Quirks                                { return oldbroker.Quirks{} }
 func (l *idle) Prefetched() (a link.Arrival, ok bool)                   { return a, false }
+func (l *idle) Release(int)                                             {}
+func (l *idle) Full() bool                                              { return false }
 func (l *idle) IssueCredit(n uint32) error                              { l.credits += n; return nil }
 func (l *idle) Drain(context.Context) error                             { return nil }
 func (l *idle) Claims() bool                                            { return false }
-func (l *idle) Claim(context.Context, uint32, []string) error           { return nil }
+func (l *idle) Claim(context.Context, uint32, []string, func()) error   { return nil }
 
 func (l *idle) Receive(ctx context.Context) (link.Arrival, error) {
 	select {
@@ -85,8 +86,8 @@ var anybody = userid.NewLogin("", false)
 var neverBlocked = link.NewIntake()
 
 // idleSenderOf is a sender whose messages are accepted at once.
-func idleSenderOf() *publish.Sender {
-	return publish.NewSender("publish", "/queues/q", publish.SenderConfig{Depth: 256, Bytes: 64 << 20, Pause: testBackoff.Pause, Resend: true},
+func idleSenderOf() *sender {
+	return newSender("publish", "/queues/q", senderConfig{Depth: 256, Bytes: 64 << 20, Pause: testBackoff.Pause, Resend: true},
 		linktest.SessionsOf(func(context.Context) (link.Session, error) { return idleSession{newIdle()}, nil }))
 }
 
@@ -211,12 +212,12 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	l := newIdle()
 	cfg, err := ConsumerConfig{}.withDefaults()
 	require.NoError(t, err)
-	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
+	k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		Sessions: linktest.SessionsOf(func(context.Context) (link.Session, error) { return idleSession{l}, nil }),
-		Backoff:  link.Backoff{Min: time.Second, Max: time.Second}, Log: quiet,
+		Backoff:  backoff.Exponential{Min: time.Second, Max: time.Second}, Log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := async(func() error { return k.core.Run(ctx) })
+	ended := async(func() error { return k.run(ctx) })
 	m := &Message{Header: &Header{Durable: true}, Data: [][]byte{[]byte(`{"id":"o-1","cents":1995}`)}, DeliveryTag: []byte{1, 2, 3, 4}}
 	return func() {
 			l.next <- m

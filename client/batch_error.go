@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/hopback/hopback/internal/failure"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // BatchError lists the messages of a [Publisher.PublishAll] that were not accepted. The broker
@@ -29,15 +28,11 @@ type BatchFailure struct {
 }
 
 // batchError returns nil if none of n messages failed.
-func batchError(n int, failed []publish.BatchFailure) error {
+func batchError(n int, failed []BatchFailure) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	e := &BatchError{Of: n, Failed: make([]BatchFailure, len(failed))}
-	for i, f := range failed {
-		e.Failed[i] = BatchFailure(f)
-	}
-	return e
+	return &BatchError{Of: n, Failed: failed}
 }
 
 func (e *BatchError) Error() string {
@@ -62,4 +57,10 @@ func (e *BatchError) SafeToRetry() bool {
 		return false
 	}
 	return !slices.ContainsFunc(e.Failed, func(f BatchFailure) bool { return !failure.SafeToRetry(f.Err) })
+}
+
+// WorthRetrying reports whether some of the failed messages can be accepted later. Use the function
+// [WorthRetrying] with each Err in Failed to find out which.
+func (e *BatchError) WorthRetrying() bool {
+	return slices.ContainsFunc(e.Failed, func(f BatchFailure) bool { return failure.WorthRetrying(f.Err) })
 }

@@ -88,15 +88,15 @@ func NewClaimer(ctx context.Context, conn *Conn, queue string) (*Claimer, error)
 	case err != nil:
 		return nil, failure.Ended("claim", queue, failure.ErrNotSent, ctx)
 	}
-	if b := Broker(w.Broker); oldbroker.Of(b.AtLeast).LacksTokens {
+	if b := brokerOf(w); oldbroker.Of(b.AtLeast).LacksTokens {
 		return nil, noTokens(b)
 	}
 	// Without an answer, forged annotations are harder to tell: see package claim.
 	_, _ = conn.brokerTime(ctx)
 	c := &Claimer{conn: conn, queue: queue, reserved: conn.pool.Reserve(publisherSessions)}
 	c.claims = claim.New(claim.Settings{
-		Queue: queue, Source: source, Sessions: c.reserved, Backoff: link.Backoff(conn.cfg.Reconnect),
-		Now: conn.certainNow, Notify: c.reserved.Notify, Log: conn.log,
+		Queue: queue, Source: source, Sessions: c.reserved, Backoff: conn.cfg.Reconnect,
+		Now: conn.certainNow, Observer: claimObserver{queue, conn.events.of(c.reserved)}, Log: conn.log,
 	})
 	c.user = &claimUser{c}
 	if err := conn.join(c.user); err != nil {
@@ -119,11 +119,11 @@ func (c *Conn) certainNow() (time.Time, bool) {
 	if w == nil {
 		return time.Time{}, false
 	}
-	known, now, err := c.clock.now(w)
+	known, r, err := c.clock.now(w)
 	if !known {
 		c.learnTime()
 	}
-	return now, known && err == nil
+	return r.Broker, known && err == nil
 }
 
 // Close waits until all claimed messages are settled, or until ctx ends, and closes the link.
@@ -147,7 +147,7 @@ func (c *Claimer) Claim(ctx context.Context, token string, h Handler) (n int, er
 		return 0, err
 	}
 	return c.each(ctx, token, func(d *Delivery) error {
-		with, handled := c.conn.Internal().Handle(ctx, d)
+		with, handled := internal{c.conn}.Handle(ctx, d)
 		err := safely(WithDelivery(with, d), h, d)
 		handled(err)
 		return err

@@ -49,9 +49,13 @@ type Config struct {
 	//     connection after that, the client closes it.
 	//   - An error counts as [ErrUnreachable], and the client tries again.
 	//   - Dial must be safe for concurrent use.
+	//   - Without Dial, the client uses all addresses of the endpoint's host. It first tries those
+	//     at which no connection has failed for lack of an answer. With Dial, the choice among them is
+	//     Dial's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// ConnectTimeout limits one attempt to connect to one endpoint, from TCP to AMQP open. The
-	// TCP connect may use at most 4 s of it, unless Dial is set. Default: 15 s.
+	// TCP connect may use at most 4 s of it, unless Dial is set. If the endpoint's host has several
+	// addresses, [Connect] makes an attempt at each until a broker answers. Default: 15 s.
 	ConnectTimeout time.Duration
 	// Reconnect is the backoff between attempts to rebuild a lost connection or link. The number
 	// of attempts is unlimited. Default: 100 ms to 10 s.
@@ -73,6 +77,15 @@ type Config struct {
 	// accepts a foreign user-id only from an impersonator. Default: false, so the original
 	// user-id moves to [AnnotationUserID].
 	Impersonator bool
+	// MaxMessageSize limits the encoded size, in bytes, of one message that the client holds in
+	// memory. Use it to limit memory where publishers aren't trusted. A consumer dead-letters a
+	// larger message with [ReasonTooLarge], unchanged, after keeping only its first 64 KiB. If
+	// the queue isn't known to have a dead-letter exchange, it holds the message until it stops.
+	// A call of package rpc fails if its reply is larger. In package stream, Config.Failed decides
+	// about a larger message, with the same reason; it can't be copied, so FailedForward stops the
+	// consumer. Package desk doesn't apply the limit. Default: 512 MiB, the most that RabbitMQ can be configured to accept; its own
+	// limit is 16 MiB by default. See also [ConsumerConfig.PrefetchBytes].
+	MaxMessageSize int
 	// OnEvent, if not nil, is called for each state change of the connection, its publishers,
 	// and its consumers. Calls come one at a time, in order. Nothing waits for them: if more
 	// than 1,024 events are queued, the oldest are dropped, and [Event.Dropped] counts them.
@@ -85,6 +98,12 @@ type Config struct {
 	// Logger receives what no call returns as an error, such as lost connections and deliveries
 	// that couldn't be settled. Log records about a delivery use the ctx that the Instrument
 	// returned for its handler. Default: [slog.Default].
+	//
+	// Consumers limit lines about single messages, which have the attribute message_id. The first
+	// of each kind is logged at once, and then every 10 s a line without message_id says how many
+	// more there were: more=147 in=10s. A kind is level, message, queue, reason, and the error
+	// without numbers and quoted texts. Nothing is left out: a consumer that stops logs the last
+	// counts. Lines at debug level aren't limited.
 	Logger *slog.Logger
 }
 
@@ -104,6 +123,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.IdleTimeout != 0 && c.IdleTimeout < minIdleTimeout {
 		return c, argument.New("Config.IdleTimeout", c.IdleTimeout, "is below 2 s", "use at least 2 s: RabbitMQ refuses less")
+	}
+	if c.MaxMessageSize < 0 {
+		return c, argument.New("Config.MaxMessageSize", c.MaxMessageSize, "is negative", "use a number of bytes, or 0 for the default of 512 MiB")
 	}
 	if c.MaxConnections < 0 {
 		return c, argument.New("Config.MaxConnections", c.MaxConnections, "is negative", "use 1 or more, or 0 for the default of 64")
@@ -150,7 +172,7 @@ func (c Config) withDefaults() (Config, error) {
 func (c Config) dialing(settled func(n int)) link.DialConfig {
 	return link.DialConfig{
 		Name: c.Name, TLS: c.TLS, Dial: c.Dial, ConnectTimeout: c.ConnectTimeout, IdleTimeout: c.IdleTimeout,
-		Impersonator: c.Impersonator, Log: c.Logger, Settled: settled,
+		Impersonator: c.Impersonator, MaxMessageSize: uint64(c.MaxMessageSize), Log: c.Logger, Settled: settled,
 	}
 }
 

@@ -43,10 +43,15 @@ type TokenSource func(ctx context.Context) (Token, error)
 func OAuth2(source TokenSource) SASL {
 	login := link.Credentials{Mechanism: "PLAIN", Oauth2: true}
 	if source != nil {
-		login.Source = func(ctx context.Context) (link.AccessToken, error) {
-			t, err := source(ctx)
-			return link.AccessToken(t), err
-		}
+		login.Source = tokens(source)
 	}
 	return SASL{login}
+}
+
+// tokens is a TokenSource for package link.
+type tokens TokenSource
+
+func (s tokens) Token(ctx context.Context) (value string, expires time.Time, err error) {
+	t, err := s(ctx)
+	return t.Value, t.Expires, err
 }

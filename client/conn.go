@@ -19,7 +19,7 @@
 // confirmed the retry copy that replaces it. A crash in between can duplicate a message; it
 // can't lose one. So handlers should be idempotent. DESIGN.md lists the invariants.
 //
-// This package is stable: see docs/stability.md.
+// This package is stable: see docs/versions.md#stability.
 package client
 
 import (
@@ -29,7 +29,6 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/internal/failure"
-	"github.com/hopback/hopback/internal/instrumented"
 	"github.com/hopback/hopback/internal/link"
 )
 
@@ -47,11 +46,13 @@ import (
 //     [Config.MaxConnections]. It closes that connection after a minute without a session.
 //   - Losing one connection doesn't affect the others.
 type Conn struct {
+	door
 	cfg    Config
 	log    *slog.Logger
-	hooks  *instrumented.Hooks // nil: no Instrument
-	unhook func()              // reports Close to it; set by Connect
+	hooks  *instrumentHooks // nil: no Instrument
+	unhook func()           // reports Close to it; set by Connect
 	pool   *link.Pool
+	events *observer // of Config.OnEvent
 	// starving is after how long without a delivery a consumer checks its queue.
 	starving time.Duration
 
@@ -76,7 +77,7 @@ type closer interface {
 // Broker returns the zero [Broker].
 func (c *Conn) Broker() Broker {
 	if w := c.pool.Up(); w != nil {
-		return Broker(w.Broker)
+		return brokerOf(w)
 	}
 	return Broker{}
 }
@@ -119,11 +120,24 @@ type State struct {
 // State returns whether the connections are up, and the error if they aren't. To be notified of
 // changes, set [Config.OnEvent].
 func (c *Conn) State() State {
-	s := c.pool.State()
-	return State{
-		Connected: s.Connected, Closed: c.isClosing(), Connections: s.Connections, Since: s.Since, Generation: s.Generation,
-		Endpoint: s.Endpoint, Broker: Broker(s.Broker), BlockedSince: s.BlockedSince, Attempts: s.Attempts, Err: s.Err,
-	}
+	s := State{Connected: true, Closed: c.isClosing()}
+	s.Since, s.Generation, s.Endpoint = c.pool.State(func(c link.ConnState) {
+		if c.Live == nil {
+			s.Connected = false
+			s.Attempts = max(s.Attempts, c.Attempts)
+			if s.Err == nil {
+				s.Err = c.Why
+			}
+			return
+		}
+		if s.Connections++; s.Connections == 1 {
+			s.Broker = brokerOf(c.Live)
+		}
+		if s.BlockedSince.IsZero() || !c.BlockedSince.IsZero() && c.BlockedSince.Before(s.BlockedSince) {
+			s.BlockedSince = c.BlockedSince
+		}
+	})
+	return s
 }
 
 func (c *Conn) isClosing() bool { return failure.IsClosed(c.pool.Closing) }

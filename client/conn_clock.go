@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -34,12 +34,11 @@ type brokerClock struct {
 	// turn is held by the caller that asks. It is nil until the first one.
 	turn chan struct{}
 	// ask is Conn.askTime, but in tests.
-	ask func(context.Context, *link.Wire) (asked, broker time.Time, err error)
+	ask func(context.Context, *link.Wire) (brokerclock.Reading, error)
 
 	mu       sync.Mutex
 	on       *link.Wire // the connection that it was asked on
-	asked    time.Time
-	broker   time.Time // at asked
+	read     brokerclock.Reading
 	err      error
 	notified bool // that the clocks differ
 
@@ -67,8 +66,18 @@ func (c *Conn) askBrokerTime(ctx context.Context) (time.Time, error) {
 	return c.brokerTimeSince(ctx, time.Now())
 }
 
-// brokerTimeSince is brokerTime with an answer that is no older than since.
+// ReadClock reads the broker's clock as brokerTime does, and tells how late the reading may be.
+func (in internal) ReadClock(ctx context.Context) (brokerclock.Reading, error) {
+	return in.conn.readClockSince(ctx, time.Time{})
+}
+
 func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time, error) {
+	r, err := c.readClockSince(ctx, since)
+	return r.Broker, err
+}
+
+// readClockSince reads the broker's clock, or carries an answer forward that is no older than since.
+func (c *Conn) readClockSince(ctx context.Context, since time.Time) (brokerclock.Reading, error) {
 	ctx, cancel := context.WithTimeout(ctx, clockPatience)
 	defer cancel()
 	w, err := c.pool.Wire(ctx)
@@ -76,7 +85,7 @@ func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time,
 		if !errors.Is(err, failure.ErrClosed) {
 			err = failure.NewError("read the broker's time", "", failure.ErrConnectionLost, err)
 		}
-		return time.Time{}, err
+		return brokerclock.Reading{}, err
 	}
 	b := &c.clock
 	b.mu.Lock()
@@ -89,27 +98,27 @@ func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time,
 	case turn <- struct{}{}:
 		defer func() { <-turn }()
 	case <-ctx.Done():
-		return time.Time{}, context.Cause(ctx)
+		return brokerclock.Reading{}, context.Cause(ctx)
 	}
-	if known, now, err := b.now(w); known && !b.askedBefore(since) {
-		return now, err
+	if known, r, err := b.now(w); known && !b.askedBefore(since) {
+		return r, err
 	}
-	asked, broker, err := b.ask(ctx, w)
+	r, err := b.ask(ctx, w)
 	if err != nil {
 		if ctx.Err() != nil && c.isClosing() {
-			return time.Time{}, err
+			return brokerclock.Reading{}, err
 		}
 		if c.pool.HasLost(w) {
-			return time.Time{}, failure.NewError("read the broker's time", "", failure.ErrConnectionLost, err)
+			return brokerclock.Reading{}, failure.NewError("read the broker's time", "", failure.ErrConnectionLost, err)
 		}
 		c.log.Warn("hopback: the broker's time can't be read", "error", err)
-		asked = time.Now()
+		r.Own = time.Now()
 	}
 	b.mu.Lock()
-	b.on, b.asked, b.broker, b.err = w, asked, broker, err
+	b.on, b.read, b.err = w, r, err
 	b.mu.Unlock()
-	_, now, err := b.now(w)
-	return now, err
+	_, r, err = b.now(w)
+	return r, err
 }
 
 // brokerNow is brokerTime for callers that can't wait. It returns false while the time is
@@ -119,14 +128,14 @@ func (c *Conn) brokerNow() (now time.Time, known bool) {
 	if w == nil {
 		return time.Time{}, false
 	}
-	known, now, err := c.clock.now(w)
+	known, r, err := c.clock.now(w)
 	switch {
 	case !known:
 		c.learnTime()
 	case err != nil:
 		return time.Now(), true
 	}
-	return now, known
+	return r.Broker, known
 }
 
 // learnTime queries the broker's time, unless a query is already running.
@@ -144,30 +153,31 @@ func (c *Conn) learnTime() {
 }
 
 // now is the broker's time, if that is known of the connection w.
-func (b *brokerClock) now(w *link.Wire) (known bool, now time.Time, err error) {
+func (b *brokerClock) now(w *link.Wire) (known bool, r brokerclock.Reading, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	age := time.Since(b.asked)
-	jumped := time.Now().Round(0).Sub(b.asked.Round(0)) - age // the host's clock has stepped, or the host slept
+	own := time.Now()
+	age := own.Sub(b.read.Own)
+	jumped := own.Round(0).Sub(b.read.Own.Round(0)) - age // the host's clock has stepped, or the host slept
 	switch {
 	case b.on != w || jumped.Abs() > time.Second || b.err == nil && age > clockFresh || b.err != nil && age > clockFailed:
-		return false, time.Time{}, nil
+		return false, r, nil
 	case b.err != nil:
-		return true, time.Time{}, b.err
+		return true, r, b.err
 	}
-	return true, b.broker.Add(age), nil
+	return true, brokerclock.Reading{Own: own, Broker: b.read.Broker.Add(age), Late: b.read.Late}, nil
 }
 
 // askedBefore reports whether the last answer is older than t.
 func (b *brokerClock) askedBefore(t time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.asked.Before(t)
+	return b.read.Own.Before(t)
 }
 
-// askTime returns a time by this process's clock, and the broker's time at that moment.
-func (c *Conn) askTime(ctx context.Context, w *link.Wire) (asked, broker time.Time, err error) {
-	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
+// askTime reads this process's clock and the broker's.
+func (c *Conn) askTime(ctx context.Context, w *link.Wire) (brokerclock.Reading, error) {
+	fail := func(err error) (brokerclock.Reading, error) { return brokerclock.Reading{}, err }
 	queue := "hopback-clock-" + rand.Text()
 	path := "/queues/" + queue // nothing to encode
 	// The queue is exclusive to its connection, and the Conn's own management may be on
@@ -201,21 +211,21 @@ func (c *Conn) askTime(ctx context.Context, w *link.Wire) (asked, broker time.Ti
 		return fail(err)
 	}
 	type answer struct {
-		asked, broker time.Time
-		err           error
+		read brokerclock.Reading
+		err  error
 	}
 	answers := make(chan answer, 1)
 	// What hangs ends with its session.
 	work, cancel := context.WithCancel(w.Ctx)
 	go func() {
-		asked, broker, err := timeOfDeaths(work, sess, path)
-		answers <- answer{asked, broker, err}
+		r, err := timeOfDeaths(work, sess, path)
+		answers <- answer{r, err}
 	}()
 	select {
 	case a := <-answers:
 		cancel()
 		link.CloseSession(sess)
-		return a.asked, a.broker, a.err
+		return a.read, a.err
 	case <-ctx.Done():
 		cancel()
 		link.CloseSession(sess)
@@ -224,8 +234,8 @@ func (c *Conn) askTime(ctx context.Context, w *link.Wire) (asked, broker time.Ti
 }
 
 // timeOfDeaths dead-letters a message a few times, and returns the result of the fastest round.
-func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked, broker time.Time, err error) {
-	fail := func(err error) (time.Time, time.Time, error) { return time.Time{}, time.Time{}, err }
+func timeOfDeaths(ctx context.Context, sess link.Session, address string) (r brokerclock.Reading, err error) {
+	fail := func(err error) (brokerclock.Reading, error) { return brokerclock.Reading{}, err }
 	receiver, err := sess.Receiver(ctx, address, link.ReceiverOptions{})
 	if err != nil {
 		return fail(err)
@@ -261,13 +271,14 @@ func timeOfDeaths(ctx context.Context, sess link.Session, address string) (asked
 			return fail(errors.New("it doesn't report when a message was dead-lettered"))
 		}
 		if took := time.Since(began); took < quickest {
-			// died is no later than the broker's clock at began, so this is
-			// never behind; the millisecond is what the time is cut to.
-			quickest, asked, broker = took, began, died.Add(time.Millisecond)
+			// The broker's clock showed died after began, so this is never behind; the
+			// millisecond is what the time is cut to.
+			quickest = took
+			r = brokerclock.Reading{Own: began, Broker: died.Add(time.Millisecond), Late: took + time.Millisecond}
 		}
 	}
 	_ = receiver.Settle(m.ID, link.Disposition{Kind: link.DispositionAccepted})
-	return asked, broker, nil
+	return r, nil
 }
 
 // timeOfDeath reads RabbitMQ's annotation; zero if it isn't there.
@@ -312,5 +323,7 @@ func (c *Conn) clockDiffers(ahead time.Duration) {
 		return
 	}
 	c.log.Warn("hopback: the broker's clock differs from this host's; times in messages go by the broker's clock", "ahead", ahead.Round(time.Millisecond))
-	c.pool.NotifyUp(event.StateEvent{Kind: event.EventClockDiffers, Ahead: ahead})
+	if w := c.pool.Up(); w != nil {
+		c.events.connection(w.Place(), Event{Kind: EventClockDiffers, Ahead: ahead})
+	}
 }

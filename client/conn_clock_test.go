@@ -12,11 +12,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/link"
 )
 
 // clockConn is a Conn that is up, and whose broker is asked for its time by ask.
-func clockConn(t *testing.T, ask func(context.Context, *link.Wire) (asked, broker time.Time, err error)) *Conn {
+func clockConn(t *testing.T, ask func(context.Context, *link.Wire) (brokerclock.Reading, error)) *Conn {
 	cfg, err := Config{Logger: quiet}.withDefaults()
 	require.NoError(t, err)
 	c := newConn(cfg, []link.Endpoint{{}})
@@ -33,10 +34,10 @@ func clockConn(t *testing.T, ask func(context.Context, *link.Wire) (asked, broke
 func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
-		c := clockConn(t, func(context.Context, *link.Wire) (time.Time, time.Time, error) {
+		c := clockConn(t, func(context.Context, *link.Wire) (brokerclock.Reading, error) {
 			asked.Add(1)
 			time.Sleep(time.Second)
-			return time.Now(), time.Now().Add(time.Hour), nil
+			return brokerclock.Reading{Own: time.Now(), Broker: time.Now().Add(time.Hour), Late: 3 * time.Millisecond}, nil
 		})
 		for range 100 {
 			_, known := c.brokerNow()
@@ -65,8 +66,8 @@ func TestBrokerNowAsksOnceAndDoesNotWait(t *testing.T) {
 // Where the broker can't be asked, this host's time stands in.
 func TestBrokerNowIsThisHostsWhereTheBrokerCanNotBeAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := clockConn(t, func(context.Context, *link.Wire) (time.Time, time.Time, error) {
-			return time.Time{}, time.Time{}, errors.New("refused")
+		c := clockConn(t, func(context.Context, *link.Wire) (brokerclock.Reading, error) {
+			return brokerclock.Reading{}, errors.New("refused")
 		})
 		_, known := c.brokerNow()
 		require.False(t, known)
@@ -90,10 +91,10 @@ func TestBrokersTimeIsAskedForPastTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
 		ahead := time.Duration(0)
-		c := clockConn(t, func(context.Context, *link.Wire) (time.Time, time.Time, error) {
+		c := clockConn(t, func(context.Context, *link.Wire) (brokerclock.Reading, error) {
 			asked.Add(1)
 			time.Sleep(10 * time.Millisecond)
-			return time.Now(), time.Now().Add(ahead), nil
+			return brokerclock.Reading{Own: time.Now(), Broker: time.Now().Add(ahead), Late: 3 * time.Millisecond}, nil
 		})
 		_, err := c.brokerTime(t.Context())
 		require.NoError(t, err)
@@ -117,5 +118,21 @@ func TestBrokersTimeIsAskedForPastTheCache(t *testing.T) {
 		require.NoError(t, err)
 		require.WithinDuration(t, time.Now().Add(ahead), now, time.Second, "it is the cached one now")
 		require.EqualValues(t, 2, asked.Load())
+	})
+}
+
+// An answer that is carried forward is as late as it was: a worker that compares the broker's time with a
+// message's would handle it early otherwise.
+func TestACarriedReadingTellsHowLateItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := clockConn(t, func(context.Context, *link.Wire) (brokerclock.Reading, error) {
+			return brokerclock.Reading{Own: time.Now(), Broker: time.Now().Add(time.Hour), Late: 3 * time.Millisecond}, nil
+		})
+		for range 2 {
+			r, err := internal{c}.ReadClock(t.Context())
+			require.NoError(t, err)
+			assert.Equal(t, brokerclock.Reading{Own: time.Now(), Broker: time.Now().Add(time.Hour), Late: 3 * time.Millisecond}, r)
+			time.Sleep(time.Second)
+		}
 	})
 }

@@ -85,3 +85,29 @@ func TestConsumeWhoseContextEndsInAPreparer(t *testing.T) {
 		require.ErrorAs(t, conn.Consume(ctx, "orders", bad, client.ConsumerConfig{}), new(*argument.Error))
 	})
 }
+
+// A message without an answer makes Close fail also if its caller has left, no matter how soon the
+// connection is gone when Close's ctx has ended.
+func TestCloseReportsAMessageWithoutAnAnswerWhoseCallerHasLeft(t *testing.T) {
+	for name, limit := range map[string]time.Duration{"a ctx that ends later": time.Second, "a ctx that has ended": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for range 100 {
+				synctest.Test(t, func(t *testing.T) {
+					broker, conn := withOrders(t)
+					p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
+					require.NoError(t, err)
+					release := broker.HoldAnswers()
+					defer release()
+					left, cancel := context.WithTimeout(t.Context(), time.Second)
+					defer cancel()
+					require.ErrorIs(t, p.Publish(left, "m"), client.ErrOutcomeUnknown)
+					ctx, cancel := context.WithTimeout(context.Background(), limit)
+					defer cancel()
+					require.ErrorIs(t, conn.Close(ctx), client.ErrOutcomeUnknown)
+					synctest.Wait() // the broker has noticed
+				})
+			}
+		})
+	}
+}

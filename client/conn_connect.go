@@ -10,7 +10,7 @@ import (
 	"github.com/hopback/hopback/internal/clienttest"
 
 	"github.com/hopback/hopback/internal/failure"
-	"github.com/hopback/hopback/internal/instrumented"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
 )
 
@@ -49,10 +49,13 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 
 // newConn makes a Conn whose pool has no connection yet.
 func newConn(cfg Config, eps []link.Endpoint) *Conn {
-	c := &Conn{cfg: cfg, log: cfg.Logger, hooks: instrumented.NewHooks(cfg.Instrument, cfg.Logger), closed: make(chan struct{}), users: map[closer]struct{}{}}
+	c := &Conn{cfg: cfg, log: cfg.Logger, hooks: newInstrumentHooks(cfg.Instrument, cfg.Logger), closed: make(chan struct{}), users: map[closer]struct{}{}}
+	c.door = inside.NewDoor[inside.Conn[*Delivery]](internal{c})
+	c.events = &observer{call: cfg.OnEvent, log: cfg.Logger}
 	c.pool = c.newPool(eps)
 	c.clock.ask = c.askTime
 	c.mgmt = newManagement(c.pool.OpenSession, c.pool.Ctx, c.pool.Closing)
+	c.mgmt.extra = c.pool.OpenExtra
 	c.mgmt.version = func() string { return c.Broker().Version }
 	return c
 }
@@ -60,7 +63,8 @@ func newConn(cfg Config, eps []link.Endpoint) *Conn {
 // Close shuts the connection down. It drains the consumers as if their ctx had ended, waits
 // until the broker has answered all messages of the publishers, and closes the AMQP connections.
 //
-// When ctx ends first, Close aborts the rest and returns an error that names what it aborted.
+// When ctx ends first, Close aborts the rest and returns an error that names what it aborted,
+// including messages without an answer whose callers have left.
 // Close also works while the connection is being rebuilt.
 //
 // Later calls wait for the first one and return its result. When their ctx ends first, they
@@ -86,9 +90,6 @@ func (c *Conn) Close(ctx context.Context) error {
 
 // end is the first Close.
 func (c *Conn) end(ctx context.Context) error {
-	// With the connections gone, nothing waits for their broker any longer.
-	stopWatching := context.AfterFunc(ctx, c.pool.Abort)
-	defer stopWatching()
 	c.mu.Lock()
 	c.pool.BeginClose()
 	users := make([]closer, 0, len(c.users))
@@ -96,6 +97,17 @@ func (c *Conn) end(ctx context.Context) error {
 		users = append(users, u)
 	}
 	c.mu.Unlock()
+	// With the connections gone, nothing waits for their broker any longer. Publishers first note
+	// which messages have no answer, so that the loss of a connection hides none of them.
+	stopWatching := context.AfterFunc(ctx, func() {
+		for _, u := range users {
+			if p, ok := u.(*publisher); ok {
+				p.Expire()
+			}
+		}
+		c.pool.Abort()
+	})
+	defer stopWatching()
 
 	errs := make([]error, len(users))
 	var wg sync.WaitGroup

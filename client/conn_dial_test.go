@@ -21,6 +21,7 @@ import (
 	"github.com/hopback/hopback/address"
 
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // pipes dials pipes with a broker at the other end.
@@ -151,7 +152,7 @@ func TestRawConnectionsGoToTheEndpointsInTurn(t *testing.T) {
 	defer func() { require.NoError(t, c.Close(t.Context())) }()
 	to := func(behind int) string {
 		t.Helper()
-		d, err := c.Internal().Dial(t.Context(), behind)
+		d, err := inside.Of(c).Dial(t.Context(), behind)
 		require.NoError(t, err)
 		require.NoError(t, d.Net.Close())
 		return d.Shown

@@ -5,12 +5,11 @@ import (
 	"log/slog"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/inside"
 )
 
 // gated is what a gated consumer has in addition to a ConsumerConfig.
-type gated inside.Gated[*Delivery]
+type gated struct{ inside.Gated[*Delivery] }
 
 // Log is the Conn's logger.
 func (in internal) Log() *slog.Logger { return in.conn.log }
@@ -21,18 +20,18 @@ func (in internal) ConsumeGated(ctx context.Context, queue string, g inside.Gate
 	if err != nil {
 		return err
 	}
-	// Isolation and a Control would change how much the consumer holds.
+	// The consumer's isolation and a Control would change how much it holds.
 	cfg := ConsumerConfig{Concurrency: g.Concurrency, Prefetch: g.Window, Grace: g.Grace, ConsumerTimeout: g.ConsumerTimeout, NoIsolation: true}
-	return in.conn.consume(ctx, queue, source, g.Handler, cfg, (*gated)(&g))
+	return in.conn.consume(ctx, queue, source, g.Handler, cfg, &gated{g})
 }
 
 // prepare sets what a gated consumer has.
-func (g *gated) prepare(a *asked, deps *consume.ConsumerDeps) {
+func (g *gated) prepare(a *asked, deps *consumerDeps) {
 	if g == nil {
 		return
 	}
 	a.order = func(d *Delivery) (string, bool) { return g.Key(d), true }
-	a.gate = &consume.Gate{Attached: g.Attached, Turn: func(t *consume.Turn) { g.Turn(t) }, Over: func(t *consume.Turn) { g.Over(t) }}
+	a.gate = g
 	// A drain returns nothing before its handlers are done, and a silent queue is left alone.
 	deps.SingleActive, deps.Peek = nil, nil
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 
-	"github.com/hopback/hopback/internal/consume"
+	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/link/linktest"
@@ -33,7 +33,7 @@ func TestAOneWayBlackHoleIsNoticed(t *testing.T) {
 		assert.Equal(t, EventLost, lost.Kind)
 		assert.Contains(t, lost.Target, "first")
 		require.ErrorIs(t, lost.Err, failure.ErrConnectionLost)
-		require.ErrorIs(t, lost.Err, link.ErrSilent)
+		require.ErrorIs(t, lost.Err, engine.ErrSilent)
 		assert.Less(t, time.Since(began), 2*minIdleTimeout)
 		up := <-events
 		assert.Equal(t, EventUp, up.Kind)
@@ -83,7 +83,7 @@ func TestAOneWayBlackHoleBlocksNobody(t *testing.T) {
 			_, err := NewPublisher[string](within(t, time.Second), c, address.Queue("q"), PublisherConfig{})
 			require.Error(t, err)
 		})
-		timed("Consume", consume.SilentAfter+consume.SilentLimit, func() { require.NoError(t, <-consumed) })
+		timed("Consume", silentAfter+silentLimit, func() { require.NoError(t, <-consumed) })
 		timed("Close", time.Second, func() { _ = c.Close(within(t, time.Second)) })
 	})
 }

@@ -21,8 +21,8 @@ const (
 // newPool makes the Conn's pool. Its first connection isn't open yet.
 func (c *Conn) newPool(eps []link.Endpoint) *link.Pool {
 	cfg := link.PoolConfig{
-		Dial: c.cfg.dialing(c.hooks.SettledRange()), MaxConnections: c.cfg.MaxConnections, Backoff: link.Backoff(c.cfg.Reconnect),
-		Observer: newObserver(c.cfg.OnEvent, c.cfg.Logger), OnConnected: c.hooks.Connected, SendToken: c.sendToken,
+		Dial: c.cfg.dialing(c.hooks.SettledRange()), MaxConnections: c.cfg.MaxConnections, Backoff: c.cfg.Reconnect,
+		Observer: c.events, OnConnected: c.hooks.Connected, SendToken: c.sendToken,
 	}
 	if c.cfg.PreferLeaderOf != "" {
 		cfg.Leader = c.leader

@@ -69,12 +69,12 @@ func newManyConns(t *testing.T, cfg Config) *manyConns {
 	w, at, err := m.pool.Dial(t.Context(), 0, m.pool.Conns[0].Cfg)
 	require.NoError(t, err)
 	m.pool.Conns[0].Run(w, at)
-	t.Cleanup(func() { assert.NoError(t, m.Close(within(t, 10*time.Second))) })
+	t.Cleanup(func() { assert.NoError(t, m.Close(within(t, time.Minute))) })
 	return m
 }
 
 func (m *manyConns) publisher() (*Publisher[string], error) {
-	return NewPublisher[string](within(m.t, 10*time.Second), m.Conn, address.Queue("q"), PublisherConfig{})
+	return NewPublisher[string](within(m.t, time.Minute), m.Conn, address.Queue("q"), PublisherConfig{})
 }
 
 // publishers opens n at once.
@@ -95,13 +95,13 @@ func (m *manyConns) publishers(n int) []*Publisher[string] {
 func (m *manyConns) work(ps []*Publisher[string]) {
 	m.t.Helper()
 	for _, p := range ps {
-		require.NoError(m.t, p.Publish(within(m.t, 10*time.Second), "m"))
+		require.NoError(m.t, p.Publish(within(m.t, time.Minute), "m"))
 	}
 }
 
 func (m *manyConns) await(kind EventKind, op string) Event {
 	m.t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for {
 		select {
 		case e := <-m.events:
@@ -137,7 +137,7 @@ func TestConnOpensAsManyConnectionsAsAreNeeded(t *testing.T) {
 	require.ErrorIs(t, err, failure.ErrOutcomeUnknown, "it was sent: there is a session left for it; the server knows no answer")
 
 	for _, p := range ps {
-		require.NoError(t, p.Close(within(t, 10*time.Second)))
+		require.NoError(t, p.Close(within(t, time.Minute)))
 	}
 	ended := []uint64{m.await(EventEnded, "connection").Generation, m.await(EventEnded, "connection").Generation}
 	slices.Sort(ended)
@@ -180,7 +180,7 @@ func TestReservationsOpenWhatTheyReserved(t *testing.T) {
 	m.pool.IdleAfter = time.Hour // no connection closes while this counts
 	b, other := m.pool.Reserve(2), m.pool.Reserve(2)
 	open := func(b *link.Reservation) link.Session {
-		s, err := b.Open(within(t, 10*time.Second))
+		s, err := b.Open(within(t, time.Minute))
 		require.NoError(t, err)
 		return s
 	}
@@ -247,7 +247,7 @@ func TestRefusedFurtherConnectionsHurtNobodyElse(t *testing.T) {
 		if first, err = m.publisher(); err != nil {
 			first = nil
 			require.ErrorIs(t, err, failure.ErrSessionLimit)
-			require.Less(t, time.Since(began), 10*time.Second)
+			require.Less(t, time.Since(began), time.Minute)
 		}
 	}
 	m.work(append(m.publishers(3), first))
@@ -303,7 +303,7 @@ func TestConnClosesWhileItOpensAFurtherConnection(t *testing.T) {
 		return err
 	})
 	<-begun
-	require.NoError(t, m.Close(within(t, 10*time.Second)))
+	require.NoError(t, m.Close(within(t, time.Minute)))
 	require.ErrorIs(t, <-opening, failure.ErrClosed)
 	assert.Equal(t, 0, m.State().Connections)
 	assert.False(t, m.State().Connected)
@@ -317,7 +317,7 @@ func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
 	s, err := b.Open(t.Context())
 	require.NoError(t, err)
 	s.Close(t.Context())
-	require.NoError(t, m.Close(within(t, 10*time.Second)))
+	require.NoError(t, m.Close(within(t, time.Minute)))
 	refused := async(func() error {
 		_, err := b.Open(context.Background())
 		return err
@@ -325,8 +325,27 @@ func TestSessionWantedAfterCloseIsRefused(t *testing.T) {
 	select {
 	case err := <-refused:
 		require.ErrorIs(t, err, failure.ErrClosed)
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("it looks for a connection forever")
 	}
 	b.Release()
+}
+
+// A broker that allows one session on a connection leaves none to publishers and consumers, however
+// many connections there are. The error names the broker's settings, and not MaxConnections.
+func TestABrokerWithOneSessionOnAConnection(t *testing.T) {
+	addr := serveEach(t, func(c net.Conn) *hostilePeer { return &hostilePeer{Conn: c, sessions: 1} })
+	conn, err := Connect(within(t, time.Minute), "amqp://u:p@"+addr+"/", Config{Logger: quiet})
+	require.NoError(t, err)
+	defer conn.Close(within(t, time.Minute))
+	_, publish := NewPublisher[string](within(t, time.Minute), conn, address.Queue("q"), PublisherConfig{})
+	consume := conn.Consume(within(t, time.Minute), "q", HandlerFunc(func(context.Context, *Delivery) error { return nil }), ConsumerConfig{})
+	for _, err := range []error{publish, consume} {
+		require.ErrorIs(t, err, ErrSessionLimit)
+		require.ErrorContains(t, err, "session_max_per_connection")
+		require.ErrorContains(t, err, "channel-max 0")
+		assert.NotContains(t, err.Error(), "MaxConnections")
+		assert.False(t, WorthRetrying(err))
+		assert.True(t, SafeToRetry(err))
+	}
 }

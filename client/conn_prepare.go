@@ -1,13 +1,13 @@
 package client
 
 import (
-	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 )
 
-// preparations counts the calls of Prepare in progress.
+// preparations counts the consumers that are starting.
 type preparations struct {
 	mu       sync.Mutex
 	count    int
@@ -21,9 +21,9 @@ const (
 	prepareQuiet = time.Minute
 )
 
-// prepare calls h's Prepare. When many wait, one line is logged for all, with the outage
-// that they may wait for.
-func (p *preparations) prepare(ctx context.Context, h Handler, s Start, outage func() error) error {
+// run calls f, which asks the broker before a consumer starts. When many wait, one line is logged for
+// all, with the outage that they may wait for.
+func (p *preparations) run(log *slog.Logger, queue string, outage func() error, f func() error) error {
 	p.mu.Lock()
 	p.count++
 	p.mu.Unlock()
@@ -43,7 +43,7 @@ func (p *preparations) prepare(ctx context.Context, h Handler, s Start, outage f
 		if why == nil {
 			why = errors.New("the broker hasn't answered yet")
 		}
-		s.Log.Warn("hopback: consumers can't start yet; their handlers wait for answers from the broker", "queue", s.Queue, "waiting", waiting, "error", why)
+		log.Warn("hopback: consumers can't start yet; their handlers wait for answers from the broker", "queue", queue, "waiting", waiting, "error", why)
 	})
 	defer func() {
 		slow.Stop()
@@ -51,5 +51,5 @@ func (p *preparations) prepare(ctx context.Context, h Handler, s Start, outage f
 		p.count--
 		p.mu.Unlock()
 	}()
-	return Prepare(ctx, h, s)
+	return f()
 }

@@ -10,12 +10,12 @@ import (
 	"github.com/hopback/hopback/internal/link"
 )
 
-// Internal is for hopback's own packages desk, rpc, and stream. It may change at any time.
-func (c *Conn) Internal() inside.Conn[*Delivery] { return internal{c} }
+// door is embedded in Conn. Its method isn't exported, so that only inside.Of can call it.
+type door = inside.Door[inside.Conn[*Delivery]]
 
-// internal is what Internal returns. Package desk reads and writes messages as bytes, because
-// decoding would change them. Package stream does so because it is faster. Both open connections
-// next to the Conn's for that.
+// internal is what other packages of hopback get from inside.Of. Package desk reads and writes messages as
+// bytes, because decoding would change them. Package stream does so because it is faster. Both open
+// connections next to the Conn's for that.
 type internal struct{ conn *Conn }
 
 // Closed returns a channel that is closed when the Conn is.
@@ -27,12 +27,12 @@ func (in internal) AwaitVersion(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return w.Broker.Version, nil
+	return w.Version, nil
 }
 
 // Pause is how long to wait before another attempt to connect.
 func (in internal) Pause(failures int) time.Duration {
-	return link.Backoff(in.conn.cfg.Reconnect).Pause(failures)
+	return in.conn.cfg.Reconnect.Pause(failures)
 }
 
 // rawUser counts what a user of dedicated connections does. That user learns from Closed that
@@ -51,6 +51,22 @@ func (in internal) Join(count func(*instrument.Stats)) (leave func()) {
 	return func() { in.conn.leave(u) }
 }
 
+// AwaitAlarm returns true once requests wait for the end of an alarm.
+func (in internal) AwaitAlarm(ctx context.Context) bool { return in.conn.mgmt.awaitAlarm(ctx) }
+
+// Start calls f, which asks the broker before a consumer starts.
+func (in internal) Start(queue string, f func() error) error {
+	return in.conn.preparing.run(in.conn.log, queue, in.conn.pool.Outage, f)
+}
+
+// Starting is how many consumers are starting.
+func (in internal) Starting() int {
+	p := &in.conn.preparing
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.count
+}
+
 // Handle reports a delivery to the Instrument.
 func (in internal) Handle(ctx context.Context, d *Delivery) (context.Context, func(error)) {
 	if in.conn.hooks == nil {
@@ -58,6 +74,17 @@ func (in internal) Handle(ctx context.Context, d *Delivery) (context.Context, fu
 	}
 	ctx = d.follow(ctx, in.conn.hooks)
 	return ctx, d.observed.Handled
+}
+
+// OpenSession opens a session in a slot that it reserves.
+func (in internal) OpenSession(ctx context.Context) (link.Session, func(), error) {
+	r := in.conn.pool.Reserve(1)
+	s, err := r.Open(ctx)
+	if err != nil {
+		r.Release()
+		return nil, nil, err
+	}
+	return s, func() { r.Give(s, true); r.Release() }, nil
 }
 
 // Dial opens a network connection to the endpoint that comes behind places after the one of the

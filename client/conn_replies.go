@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/oldbroker"
@@ -16,9 +15,6 @@ import (
 // ReserveReplies reserves a session for the links on which package rpc receives replies.
 func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error) {
 	c := in.conn
-	if c == nil {
-		return nil, argument.New("conn", nil, "is a nil *Conn", "use the result of Connect")
-	}
 	p := &replyPlace{conn: c, reserved: c.pool.Reserve(1), closed: closed, add: count}
 	if err := c.join(p); err != nil {
 		p.reserved.Release()
@@ -43,7 +39,7 @@ func (p *replyPlace) Shut(ctx context.Context) error {
 }
 
 func (p *replyPlace) Pause(failures int) time.Duration {
-	return link.Backoff(p.conn.cfg.Reconnect).Pause(failures)
+	return p.conn.cfg.Reconnect.Pause(failures)
 }
 
 func (p *replyPlace) Leave() {

@@ -14,10 +14,8 @@ type counted interface{ Count(*instrument.Stats) }
 // nothing to the broker, so you can call it often. After Close, there are no consumers and no
 // publishers.
 func (c *Conn) Stats() instrument.Stats {
-	p := c.pool.Stats()
-	s := instrument.Stats{
-		Lost: p.Lost, Rebuilt: p.Rebuilt, Connections: p.Connections, Sessions: p.Sessions, Blocked: p.Blocked, BlockedNow: p.BlockedNow,
-	}
+	var s instrument.Stats
+	c.pool.Count(&s)
 	c.mu.Lock()
 	users := make([]counted, 0, len(c.users))
 	for u := range c.users {

@@ -18,7 +18,6 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // bareConn is a Conn without its supervisor, on the wire w; nil: disconnected.
@@ -135,12 +134,12 @@ func TestConsumeBegunDuringAReconnectWaitsForTheBroker(t *testing.T) {
 		require.NoError(t, c.Consume(within(t, time.Second), "q", h, ConsumerConfig{}), "ctx ends the wait")
 
 		w := bareWire(t)
-		w.Broker = link.BrokerInfo{Version: "4.3.6", Node: "rabbit@a"}
+		w.Version, w.Node = "4.3.6", "rabbit@a"
 		c.pool.Mu.Lock()
 		c.pool.Conns[0].Change(w, nil)
 		c.pool.Mu.Unlock()
 		require.ErrorIs(t, <-consuming, enough)
-		assert.Equal(t, Broker(w.Broker), <-seen)
+		assert.Equal(t, Broker{Version: "4.3.6", Node: "rabbit@a"}, <-seen)
 
 		c.pool.Mu.Lock()
 		c.pool.Conns[0].Change(nil, failure.ErrConnectionLost)
@@ -197,7 +196,7 @@ func TestPublishErrorsNameTheOutage(t *testing.T) {
 		_, err := NewPublisher[string](within(t, time.Second), c, address.Queue("q"), PublisherConfig{})
 		check(err)
 
-		s := publish.NewSender("publish", "/queues/q", publish.SenderConfig{Depth: 2, Outage: c.pool.Outage}, linktest.SessionsOf(func(ctx context.Context) (link.Session, error) { return c.pool.OpenSession(ctx) }))
+		s := newSender("publish", "/queues/q", senderConfig{Depth: 2, Outage: c.pool.Outage}, linktest.SessionsOf(func(ctx context.Context) (link.Session, error) { return c.pool.OpenSession(ctx) }))
 		defer s.Cut()
 		check(s.Do(within(t, time.Second), linktest.WithID("m")))
 		p := coreOf(s)

@@ -3,14 +3,17 @@ package client
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/loglines"
 	"github.com/hopback/hopback/internal/refusal"
 
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/failure"
 )
 
@@ -36,9 +39,9 @@ import (
 //   - Once started, Consume survives the loss of its connection, of its queue, or of its
 //     permission. It keeps trying with backoff.
 //   - If the connection is being rebuilt when you call Consume, it waits until ctx ends.
-//   - During a memory or disk alarm, the broker answers no requests. So a Prepare that needs an
-//     answer, such as that of retry.With, waits until ctx ends. A consumer that has started
-//     keeps receiving.
+//   - During a memory or disk alarm, the broker answers no requests. A consumer with retry.With
+//     starts without its checks, and makes them up when the broker answers. Any other Prepare that needs an answer waits for
+//     the end of the alarm, or of ctx. A consumer that has started keeps receiving.
 //   - If the connection is lost before the broker has read a settlement, it delivers the message
 //     again, although its handler succeeded. So handlers should be idempotent, or recognize
 //     duplicates by their message-id.
@@ -68,7 +71,10 @@ func (c *Conn) Consume(ctx context.Context, queue string, h Handler, cfg Consume
 // consume is Consume with checked arguments. gated makes a gated consumer; nil: another.
 func (c *Conn) consume(ctx context.Context, queue, source string, h Handler, cfg ConsumerConfig, gated *gated) error {
 	ctx, end := refusal.Context(ctx)
-	cfg, asked, err := c.prepare(ctx, queue, h, cfg)
+	lines := loglines.NewRepeats(c.log.Handler())
+	defer lines.Flush()
+	log := slog.New(lines)
+	cfg, asked, err := c.prepare(ctx, queue, h, cfg, log)
 	if err != nil {
 		if err = end(err); errors.Is(err, errNotStarted) {
 			return nil
@@ -77,19 +83,19 @@ func (c *Conn) consume(ctx context.Context, queue, source string, h Handler, cfg
 	}
 	reserved := c.pool.Reserve(consumerSessions)
 	defer reserved.Release()
-	deps := consume.ConsumerDeps{
-		Sessions: reserved, Backoff: link.Backoff(c.cfg.Reconnect), Log: c.log, Notify: reserved.Notify,
+	deps := consumerDeps{
+		Sessions: reserved, Backoff: c.cfg.Reconnect, Log: log, Notify: c.events.of(reserved),
 		DeadLetters: c.mgmt.deadLetters, SingleActive: c.mgmt.singleActive, ConsumerTimeout: c.mgmt.consumerTimeout,
 		Peek: c.mgmt.peek, Starving: c.starving, Now: c.brokerNow,
 	}
 	gated.prepare(&asked, &deps)
-	k := newConsuming(queue, source, h, cfg, asked, c.hooks, deps)
+	k := newConsumer(queue, source, h, cfg, asked, c.hooks, deps)
 	k.conn = c
 	if err := c.join(k); err != nil {
 		return end(&failure.Error{Op: "consume", Target: queue, Kind: failure.ErrClosed})
 	}
 	defer c.leave(k)
-	result := k.core.Run(ctx)
+	result := k.run(ctx)
 	err = end(result)
 	if result == nil && err != nil {
 		c.log.Error("hopback: a handler stopped its consumer", "queue", queue, "error", err)
@@ -100,10 +106,10 @@ func (c *Conn) consume(ctx context.Context, queue, source string, h Handler, cfg
 // errNotStarted: ctx ended before there was a connection.
 var errNotStarted = errors.New("not started")
 
-// prepare checks given, and calls the Prepare of h, again if the connection was lost during the
+// prepare checks given, and calls the Prepare of h with log, again if the connection was lost during the
 // call. It returns the configuration with the concurrency that h asked for, and what else h
 // asked for.
-func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given ConsumerConfig) (cfg ConsumerConfig, a asked, err error) {
+func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given ConsumerConfig, log *slog.Logger) (cfg ConsumerConfig, a asked, err error) {
 	var lost *link.Wire
 	checked, err := given.withDefaults()
 	if err != nil {
@@ -118,12 +124,12 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 		case err != nil:
 			return cfg, a, errNotStarted
 		}
-		if err := checked.supportedBy(w.Old, w.Broker.Version); err != nil {
+		if err := checked.supportedBy(w.Old, w.Version); err != nil {
 			return cfg, a, err
 		}
 		cfg, a = checked, asked{}
-		err = c.preparing.prepare(ctx, h, Start{
-			Queue: queue, Broker: Broker(w.Broker), Management: c.mgmt, Log: c.log, Control: given.Control,
+		start := Start{
+			Queue: queue, Broker: brokerOf(w), Management: c.mgmt, Log: log, Control: given.Control,
 			Order: func(key func(*Delivery) (string, bool)) { a.order = key },
 			Handlers: func(n int) (err error) {
 				cfg, err = cfg.raised(given, n)
@@ -131,7 +137,8 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 			},
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
 			BrokerTime: c.brokerTime, QueryBrokerTime: c.askBrokerTime, OnClockDiffers: c.clockDiffers,
-		}, c.pool.Outage)
+		}
+		err = c.preparing.run(c.log, queue, c.pool.Outage, func() error { return Prepare(inside.WithAlarm(ctx, c.mgmt.awaitAlarm), h, start) })
 		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 			return cfg, a, errNotStarted // the check was cut short: it has found nothing
 		}
@@ -141,7 +148,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
 		if c.pool.HasLost(w) {
 			lost = w
-		} else if !link.Pause(ctx, 10*time.Millisecond) { // what was lost is the connection before w
+		} else if !backoff.Sleep(ctx, 10*time.Millisecond) { // what was lost is the connection before w
 			return cfg, a, errNotStarted
 		}
 	}
@@ -165,18 +172,14 @@ func Draining(ctx context.Context) <-chan struct{} {
 	if k == nil {
 		return nil
 	}
-	return k.core.Draining
+	return k.draining
 }
 
 // consumingOf returns the call of Consume that a handler's ctx comes from; nil if there is none.
-func consumingOf(ctx context.Context) *consuming {
+func consumingOf(ctx context.Context) *consumer {
 	d, ok := DeliveryFrom(ctx)
-	if !ok || d.state == nil {
+	if !ok || d.core == nil {
 		return nil
 	}
-	c, ok := d.state.Handled.(*consumed)
-	if !ok {
-		return nil
-	}
-	return c.of
+	return d.core.consumer
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/link"
 )
 
 // ConsumerConfig configures a consumer. The zero value handles one message at a time.
@@ -29,6 +30,14 @@ type ConsumerConfig struct {
 	// beyond that to the queue, which delivers them again after 30 s. With earlier versions,
 	// those count like all others.
 	Prefetch int
+	// PrefetchBytes limits the encoded bytes of the unsettled deliveries that the consumer holds.
+	// When it is reached, the broker waits with further messages, even if Prefetch allows more,
+	// and handlers can be idle. A message that is larger is received alone. Deliveries that
+	// don't count toward Prefetch don't count here either. Default: 64 MiB.
+	//
+	// In the worst case, a consumer needs about four times as much memory: for the encoded
+	// bytes, the decoded message, a retry copy, and what the garbage collector hasn't freed yet.
+	PrefetchBytes int
 	// Grace is how long handlers may continue after Consume's ctx has ended. Then their own ctx
 	// ends. If a handler ignores that, Consume abandons it 5 s later and returns, and the broker
 	// delivers the message again. On Kubernetes, set terminationGracePeriodSeconds higher than
@@ -110,6 +119,9 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 			return c, argument.New("ConsumerConfig."+f.name, f.d, "is negative", "use a positive duration, or 0 for the default")
 		}
 	}
+	if c.PrefetchBytes < 0 {
+		return c, argument.New("ConsumerConfig.PrefetchBytes", c.PrefetchBytes, "is negative", "use a number of bytes, or 0 for the default of 64 MiB")
+	}
 	if t := c.ConsumerTimeout; t != 0 && (t < time.Millisecond || t > math.MaxUint32*time.Millisecond) {
 		return c, argument.New("ConsumerConfig.ConsumerTimeout", t, "is out of range", "use 1 ms to 49 days, or 0 for the queue's")
 	}
@@ -119,6 +131,9 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	if c.Prefetch == 0 {
 		c.near = max(2*c.Concurrency, 64)
 		c.Prefetch = max(c.near, farPrefetch)
+	}
+	if c.PrefetchBytes == 0 {
+		c.PrefetchBytes = link.PrefetchBytes
 	}
 	if c.Grace == 0 {
 		c.Grace = 30 * time.Second

@@ -7,26 +7,24 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/hopback/hopback/internal/consume"
 )
 
 // A handler that asks whether its ctx has ended, as retry does at each failure, doesn't
 // pay for a context; once it has ended, the cause is there all the same.
 func TestErrOfAHandlersContextMakesNone(t *testing.T) {
 	notUnderRace(t)
-	d := &consume.Delivery{}
-	ctx := d.Context(t.Context())
+	d := &delivery{}
+	ctx := d.context(t.Context())
 	assert.Zero(t, testing.AllocsPerRun(100, func() { require.NoError(t, ctx.Err()) }))
 
 	gone := errors.New("gone")
-	d.End(gone)
+	d.end(gone)
 	require.ErrorIs(t, ctx.Err(), context.Canceled)
 	assert.Equal(t, gone, context.Cause(ctx))
 	require.ErrorIs(t, ctx.Err(), context.Canceled)
 
 	outer, cancel := context.WithCancelCause(t.Context())
-	ctx = (&consume.Delivery{}).Context(outer)
+	ctx = (&delivery{}).context(outer)
 	cancel(gone)
 	require.ErrorIs(t, ctx.Err(), context.Canceled)
 	assert.Equal(t, gone, context.Cause(ctx))

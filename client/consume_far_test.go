@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/link/linktest"
 )
@@ -150,15 +149,15 @@ func TestPrefetchFollowsTheRoundTrip(t *testing.T) {
 				}
 				cfg, err := ConsumerConfig{Concurrency: c.workers}.withDefaults()
 				require.NoError(t, err)
-				k := newConsuming("q", "/queues/q", HandlerFunc(func(context.Context, *Delivery) error {
+				k := newConsumer("q", "/queues/q", HandlerFunc(func(context.Context, *Delivery) error {
 					time.Sleep(c.handles)
 					return nil
-				}), cfg, asked{}, nil, consume.ConsumerDeps{Sessions: linktest.SessionsOf(func(ctx context.Context) (link.Session, error) {
+				}), cfg, asked{}, nil, consumerDeps{Sessions: linktest.SessionsOf(func(ctx context.Context) (link.Session, error) {
 					s, err := b.Open(ctx)
 					return &farSession{s, c.trip / 2}, err
 				}), Backoff: testBackoff, Log: quiet})
 				ctx, stop := context.WithCancel(t.Context())
-				done := async(func() error { return k.core.Run(ctx) })
+				done := async(func() error { return k.run(ctx) })
 				span := 10*c.handles + 20*c.trip
 				if c.gap > 0 {
 					for range 100 {

@@ -16,8 +16,6 @@ import (
 
 	"github.com/hopback/hopback/internal/annotation"
 
-	"github.com/hopback/hopback/internal/consume"
-	"github.com/hopback/hopback/internal/event"
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
@@ -72,15 +70,15 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				b.Publish(linktest.Numbered("m", messages)...)
 				start := time.Now()
 				var mu sync.Mutex
-				var heard []event.StateEvent
-				b.Notify = func(e event.StateEvent) {
+				var heard []Event
+				notify := func(e Event) {
 					mu.Lock()
 					defer mu.Unlock()
-					if e.Kind == event.EventForwardStalled || e.Kind == event.EventForwardResumed {
+					if e.Kind == EventForwardStalled || e.Kind == EventForwardResumed {
 						heard = append(heard, e)
 					}
 				}
-				events := func() []event.StateEvent {
+				events := func() []Event {
 					mu.Lock()
 					defer mu.Unlock()
 					return slices.Clone(heard)
@@ -95,7 +93,7 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 					}
 					return n
 				}
-				k := startConsumer(b, ConsumerConfig{Concurrency: 4, Prefetch: 64}, tenth)
+				k := startObserved(b, ConsumerConfig{Concurrency: 4, Prefetch: 64}, tenth, true, notify)
 				require.NoError(t, b.Await(within(t, time.Minute), func() bool { return accepted() == messages*9/10 }))
 				t.Log(time.Since(start))
 				if name == "no answer" { // nobody can know for the first half second
@@ -106,7 +104,7 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				time.Sleep(20 * time.Second)
 				notified := events()
 				require.Len(t, notified, 1, "once for the outage")
-				assert.Equal(t, event.EventForwardStalled, notified[0].Kind)
+				assert.Equal(t, EventForwardStalled, notified[0].Kind)
 				assert.Equal(t, "/queues/later", notified[0].Target)
 				require.Error(t, notified[0].Err)
 				attempts := len(b.History("send"))
@@ -118,7 +116,7 @@ func TestAddressThatTakesNothingLeavesHealthyMessagesTheirWindow(t *testing.T) {
 				require.NoError(t, b.Await(within(t, time.Minute), func() bool { return accepted() == messages }))
 				notified = events()
 				require.Len(t, notified, 2)
-				assert.Equal(t, event.EventForwardResumed, notified[1].Kind)
+				assert.Equal(t, EventForwardResumed, notified[1].Kind)
 				assert.GreaterOrEqual(t, notified[1].Down, 20*time.Second)
 				require.NoError(t, k.end())
 				assert.Empty(t, b.History("requeue", "release", "dead-letter", "modify"))
@@ -144,7 +142,7 @@ func TestForwardsThatFindNoRoomToWaitGoBackForLater(t *testing.T) {
 				b.Version = c.version
 				b.Verdict = func(string, *Message) amqp.DeliveryState { return &amqp.StateReleased{} }
 				const prefetch, more = 20, 500
-				b.Publish(linktest.Numbered("m", consume.MaxAside+prefetch+more)...)
+				b.Publish(linktest.Numbered("m", maxAside+prefetch+more)...)
 				k := startConsumer(b, ConsumerConfig{Concurrency: 8, Prefetch: prefetch, ForwardPatience: time.Hour}, forwards("later"))
 				time.Sleep(time.Minute)
 				returned := b.History("modify")
@@ -158,14 +156,14 @@ func TestForwardsThatFindNoRoomToWaitGoBackForLater(t *testing.T) {
 					b.Mu.Lock()
 					most := b.MostOutstanding
 					b.Mu.Unlock()
-					assert.LessOrEqual(t, most, consume.MaxAside+prefetch)
+					assert.LessOrEqual(t, most, maxAside+prefetch)
 				}
 				b.Accepting()
 				time.Sleep(10 * time.Minute)
 				require.NoError(t, k.end())
 				assert.Empty(t, b.History("requeue", "release", "dead-letter"))
 				if !c.returns {
-					assert.Len(t, b.History("accept"), consume.MaxAside+prefetch+more)
+					assert.Len(t, b.History("accept"), maxAside+prefetch+more)
 				}
 			})
 		})
@@ -187,7 +185,7 @@ func TestForwardsGoBackForLaterByTheBrokersClock(t *testing.T) {
 					return time.Now().Add(ahead), known
 				}
 				const prefetch = 20
-				b.Publish(linktest.Numbered("m", consume.MaxAside+prefetch)...)
+				b.Publish(linktest.Numbered("m", maxAside+prefetch)...)
 				k := startConsumer(b, ConsumerConfig{Concurrency: 8, Prefetch: prefetch, ForwardPatience: time.Hour}, forwards("later"))
 				time.Sleep(time.Minute)
 				assert.Empty(t, b.History("modify"), "the broker's time isn't known")
@@ -197,7 +195,7 @@ func TestForwardsGoBackForLaterByTheBrokersClock(t *testing.T) {
 				b.Mu.Lock()
 				at := time.UnixMilli(b.Last.Annotations[annotation.DeliveryTime].(int64))
 				b.Mu.Unlock()
-				assert.WithinDuration(t, began.Add(ahead+consume.ReturnFor), at, 2*time.Second)
+				assert.WithinDuration(t, began.Add(ahead+returnFor), at, 2*time.Second)
 				require.NoError(t, k.end())
 			})
 		})
@@ -211,9 +209,9 @@ func TestAQueueThatReturnsAtOnceGetsNothingBack(t *testing.T) {
 		brokersTime := time.Now().Add(ahead)
 		now := func() (time.Time, bool) { return brokersTime, true }
 		unknown := func() (time.Time, bool) { return time.Time{}, false }
-		r := &consume.LateReturns{}
+		r := &lateReturns{}
 		early := linktest.WithID("m")
-		early.Annotations = amqp.Annotations{annotation.DeliveryTime: brokersTime.Add(consume.ReturnFor).UnixMilli()}
+		early.Annotations = amqp.Annotations{annotation.DeliveryTime: brokersTime.Add(returnFor).UnixMilli()}
 		assert.False(t, r.Notice(early, now), "not ours")
 		r.Any.Store(true)
 		due := linktest.WithID("m")
@@ -229,12 +227,12 @@ func TestAQueueThatReturnsAtOnceGetsNothingBack(t *testing.T) {
 func TestPatienceGrowsWithFailedDeliveries(t *testing.T) {
 	total := time.Duration(0)
 	for n := range uint32(20) {
-		total += consume.PatienceFor(30*time.Second, n)
+		total += patienceFor(30*time.Second, n)
 	}
 	assert.Greater(t, total, 7*time.Hour, "before a delivery limit of 20 ends it")
-	assert.Equal(t, 30*time.Second, consume.PatienceFor(30*time.Second, 0))
-	assert.LessOrEqual(t, consume.PatienceFor(30*time.Second, 1<<31), time.Hour)
-	assert.Equal(t, 5*time.Hour, consume.PatienceFor(5*time.Hour, 3))
+	assert.Equal(t, 30*time.Second, patienceFor(30*time.Second, 0))
+	assert.LessOrEqual(t, patienceFor(30*time.Second, 1<<31), time.Hour)
+	assert.Equal(t, 5*time.Hour, patienceFor(5*time.Hour, 3))
 }
 
 // If an address refuses one message only, others to that address keep flowing.

@@ -16,10 +16,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // forwards forwards each delivery m as m' to the queue.
@@ -306,7 +304,7 @@ func TestDrainGivesUpForwardsThatAreNotConfirmed(t *testing.T) {
 				synctest.Wait()
 				start := time.Now()
 				require.NoError(t, k.end())
-				assert.Equal(t, time.Minute+consume.LastGrace, time.Since(start))
+				assert.Equal(t, time.Minute+lastGrace, time.Since(start))
 				b.Answer(-1, &amqp.StateAccepted{})
 				time.Sleep(time.Hour)
 				assert.Empty(t, b.History(settlements...), "the originals stay with the broker")
@@ -319,7 +317,7 @@ func TestDrainGivesUpForwardsThatAreNotConfirmed(t *testing.T) {
 func TestForwardsToManyAddressesTakeOneSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := linktest.NewFakeBroker(t)
-		const addresses = 5 * publish.MaxForwardLinks
+		const addresses = 5 * maxForwardLinks
 		b.Publish(linktest.Numbered("m", addresses)...)
 		var most, n atomic.Int32
 		b.Hook = func(step string) error {
@@ -339,7 +337,7 @@ func TestForwardsToManyAddressesTakeOneSession(t *testing.T) {
 		require.NoError(t, k.end())
 		assert.Len(t, b.History("accept"), addresses)
 		assert.Equal(t, 2, b.MostSessions, "the consumer's and the forwards'")
-		assert.LessOrEqual(t, most.Load(), int32(publish.MaxForwardLinks+1))
+		assert.LessOrEqual(t, most.Load(), int32(maxForwardLinks+1))
 	})
 }
 
@@ -449,9 +447,9 @@ func TestForwardingLinkIsOpenedAtTheStart(t *testing.T) {
 				b.Publish("m")
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
+				k := newConsumer("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
 				ctx, stop := context.WithCancel(t.Context())
-				result := async(func() error { return k.core.Run(ctx) })
+				result := async(func() error { return k.run(ctx) })
 				synctest.Wait()
 				if refusal == refused {
 					err := <-result
@@ -488,12 +486,12 @@ func TestForwardingLinkAtTheStartEndsWithTheContext(t *testing.T) {
 		}
 		cfg, err := ConsumerConfig{}.withDefaults()
 		require.NoError(t, err)
-		k := newConsuming("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
+		k := newConsumer("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
 		ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
 		defer stop()
 		time.AfterFunc(10*time.Second, func() { close(answer) }) // as the limits of the real links do
 		start := time.Now()
-		require.NoError(t, k.core.Run(ctx))
+		require.NoError(t, k.run(ctx))
 		assert.Equal(t, 6*time.Second, time.Since(start))
 		time.Sleep(10 * time.Second)
 	})

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/link/linktest"
 )
 
@@ -35,8 +34,8 @@ func TestPrefetchFollowsTheHandlers(t *testing.T) {
 				})
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet})
-				done := async(func() error { return k.core.Run(ctx) })
+				k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet})
+				done := async(func() error { return k.run(ctx) })
 				time.Sleep(3 * time.Second)
 				b.Mu.Lock()
 				most := b.MostOutstanding

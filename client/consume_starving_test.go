@@ -11,8 +11,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/internal/consume"
-	"github.com/hopback/hopback/internal/event"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
 )
@@ -26,21 +24,21 @@ type stock struct {
 	extra  uint64 // ready for others only
 	err    error
 	peeks  []time.Time
-	events []event.StateEvent
+	events []Event
 }
 
-func (l *stock) peek(ctx context.Context, queue string) (consume.QueuePeek, error) {
+func (l *stock) peek(ctx context.Context, queue string) (queuePeek, error) {
 	l.mu.Lock()
 	l.peeks = append(l.peeks, time.Now())
 	leader, extra, err := l.leader, l.extra, l.err
 	l.mu.Unlock()
 	if err != nil && errors.Is(err, context.DeadlineExceeded) {
 		<-ctx.Done() // as in an alarm
-		return consume.QueuePeek{}, ctx.Err()
+		return queuePeek{}, ctx.Err()
 	}
 	l.b.Mu.Lock()
 	defer l.b.Mu.Unlock()
-	return consume.QueuePeek{Ready: uint64(len(l.b.Ready)) + extra, Leader: leader}, err
+	return queuePeek{Ready: uint64(len(l.b.Ready)) + extra, Leader: leader}, err
 }
 
 func (l *stock) set(f func()) {
@@ -56,11 +54,11 @@ func (l *stock) peeked() []time.Time {
 }
 
 // starved returns the events of the kind.
-func (l *stock) starved() (all []event.StateEvent) {
+func (l *stock) starved() (all []Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.events {
-		if e.Kind == event.EventStarved {
+		if e.Kind == EventStarved {
 			all = append(all, e)
 		}
 	}
@@ -71,13 +69,13 @@ func startStarving(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) (*
 	l := &stock{b: b, leader: "n1"}
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.T, err)
-	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
+	k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		Sessions: b, Backoff: testBackoff, Log: quiet, Peek: l.peek,
-		Notify: func(e event.StateEvent) { l.set(func() { l.events = append(l.events, e) }) },
+		Notify: func(e Event) { l.set(func() { l.events = append(l.events, e) }) },
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.T.Cleanup(stop)
-	return &testConsumer{k.core, stop, async(func() error { return k.core.Run(ctx) })}, l
+	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}, l
 }
 
 // A consumer whose credit the broker has forgotten has its session replaced soon, is reported, and gets
@@ -136,7 +134,7 @@ func TestStarvingAfterWorkIsNoticedSoon(t *testing.T) {
 		b.Publish("b")
 		began := time.Now()
 		require.NoError(t, b.Await(within(t, time.Hour), func() bool { return len(b.Ready) == 0 }))
-		assert.Less(t, time.Since(began), 30*time.Second*5/4+consume.StarvingConfirm*5/4+consume.DrainTimeout+30*time.Second/4)
+		assert.Less(t, time.Since(began), 30*time.Second*5/4+starvingConfirm*5/4+drainTimeout+30*time.Second/4)
 		require.NoError(t, k.end())
 	})
 }

@@ -20,7 +20,6 @@ import (
 
 	"github.com/hopback/hopback/address"
 
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/link/linktest"
@@ -28,7 +27,7 @@ import (
 
 // testConsumer is a consumer at work on a fakeBroker.
 type testConsumer struct {
-	*consume.Consumer
+	*consumer
 	stop   context.CancelFunc // as the end of Consume's ctx
 	result <-chan error
 }
@@ -39,10 +38,15 @@ func startConsumer(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) *t
 
 // startConsumerOf is the same for a queue that has a dead-letter exchange, or none.
 func startConsumerOf(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLetters bool) *testConsumer {
+	return startObserved(b, cfg, h, deadLetters, nil)
+}
+
+// startObserved is the same with a function that gets the consumer's events.
+func startObserved(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc, deadLetters bool, notify func(Event)) *testConsumer {
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.T, err)
-	k := newConsuming("q", "/queues/q", h, cfg, asked{}, nil, consume.ConsumerDeps{
-		Sessions: b, Backoff: testBackoff, Log: cmp.Or(b.Logger, quiet), Notify: b.Notify, Overdue: cmp.Or(b.Overdue, linktest.ForEver),
+	k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
+		Sessions: b, Backoff: testBackoff, Log: cmp.Or(b.Logger, quiet), Notify: notify, Overdue: cmp.Or(b.Overdue, linktest.ForEver),
 		DeadLetters: func(ctx context.Context, _ string) (bool, error) {
 			err := b.Asked(ctx)
 			return err == nil && deadLetters, err
@@ -51,7 +55,7 @@ func startConsumerOf(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc, 
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.T.Cleanup(stop)
-	return &testConsumer{k.core, stop, async(func() error { return k.core.Run(ctx) })}
+	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}
 }
 
 // end drains the consumer, and returns what Consume would.
@@ -579,7 +583,7 @@ func TestDrainThatGivesUpAHandlerReleasesNothingBeforeIt(t *testing.T) {
 			synctest.Wait()
 			start := time.Now()
 			require.NoError(t, k.end())
-			assert.Equal(t, time.Minute+consume.LastGrace, time.Since(start))
+			assert.Equal(t, time.Minute+lastGrace, time.Since(start))
 			assert.Empty(t, b.History(settlements...))
 			time.Sleep(2 * time.Hour)
 		})
@@ -637,7 +641,7 @@ func TestDrainLeavesAHandlerThatIgnoresItsContext(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		require.NoError(t, k.end())
-		assert.Equal(t, time.Minute+consume.LastGrace, time.Since(start))
+		assert.Equal(t, time.Minute+lastGrace, time.Since(start))
 		time.Sleep(2 * time.Hour)
 		assert.Empty(t, b.History(settlements...), "the link is gone: the broker delivers it again")
 	})
@@ -649,7 +653,7 @@ func TestDrainThatTheBrokerDoesNotAnswerGoesOn(t *testing.T) {
 		b.Publish("m")
 		b.Hook = func(step string) error {
 			if step == "drain" {
-				time.Sleep(consume.DrainTimeout)
+				time.Sleep(drainTimeout)
 				return context.DeadlineExceeded
 			}
 			return nil
@@ -661,7 +665,7 @@ func TestDrainThatTheBrokerDoesNotAnswerGoesOn(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		require.NoError(t, k.end())
-		assert.Equal(t, consume.DrainTimeout, time.Since(start))
+		assert.Equal(t, drainTimeout, time.Since(start))
 		assert.Equal(t, []string{"accept m"}, b.History(settlements...))
 	})
 }
@@ -673,14 +677,14 @@ func TestHandlersContextOutlivesConsumes(t *testing.T) {
 		b.Publish("m")
 		cfg, err := ConsumerConfig{}.withDefaults()
 		require.NoError(t, err)
-		k := newConsuming("q", "/queues/q", HandlerFunc(func(ctx context.Context, _ *Delivery) error {
+		k := newConsumer("q", "/queues/q", HandlerFunc(func(ctx context.Context, _ *Delivery) error {
 			time.Sleep(time.Second)
 			assert.NoError(t, ctx.Err())
 			assert.Equal(t, "value", ctx.Value(key{}))
 			return nil
-		}), cfg, asked{}, nil, consume.ConsumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Notify: b.Notify, Overdue: cmp.Or(b.Overdue, linktest.ForEver)})
+		}), cfg, asked{}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: cmp.Or(b.Overdue, linktest.ForEver)})
 		ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, "value"))
-		result := async(func() error { return k.core.Run(ctx) })
+		result := async(func() error { return k.run(ctx) })
 		synctest.Wait()
 		cancel()
 		require.NoError(t, <-result)

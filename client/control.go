@@ -12,7 +12,7 @@ import (
 type Control struct {
 	mu        sync.Mutex
 	limits    map[*int]struct{}
-	consumers map[*follower]struct{}
+	consumers map[*consumer]struct{}
 	resumed   chan struct{} // closed and renewed when the limit rises from 0
 }
 
@@ -83,19 +83,15 @@ func (c *Control) gate() (resumed <-chan struct{}, paused bool) {
 	return c.resumed, true
 }
 
-// follower is a consumer that follows the limit.
-type follower struct{ limited func(n int) }
-
-// follow calls limited with the limit, and again with each change, until stop is called.
-func (c *Control) follow(limited func(n int)) (stop func()) {
+// follow tells k the limit, and again with each change, until stop is called.
+func (c *Control) follow(k *consumer) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.consumers == nil {
-		c.consumers = map[*follower]struct{}{}
+		c.consumers = map[*consumer]struct{}{}
 	}
-	k := &follower{limited}
 	c.consumers[k] = struct{}{}
-	limited(c.lowest())
+	k.limited(c.lowest())
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -2,14 +2,12 @@ package client
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/outcome"
-
-	"github.com/hopback/hopback/internal/consume"
-	"github.com/hopback/hopback/internal/instrumented"
 )
 
 // Delivery is a message that a queue has delivered. Handlers can't settle it directly: the error
@@ -22,8 +20,8 @@ type Delivery struct {
 	server   *string                   // for an Instrument
 	decided  func(instrument.Decision) // nil: nobody has called OnReport
 	lastWord error                     // see outcome.LastWord
-	observed *instrumented.Observed    // nil: no Instrument follows it
-	state    *consume.Delivery         // the consumer's; nil outside of Consume
+	observed *observedDelivery         // nil: no Instrument follows it
+	core     *delivery                 // the consumer's; nil outside of Consume
 }
 
 // NewDelivery returns a [Delivery] of m from queue. Use it to call a [Handler] outside of
@@ -86,7 +84,7 @@ func (d *Delivery) Report(x instrument.Decision) {
 func (d *Delivery) OnReport(f func(instrument.Decision)) { d.decided = f }
 
 // follow starts the Instrument's observation of d, and returns the ctx for its handler.
-func (d *Delivery) follow(ctx context.Context, h *instrumented.Hooks) context.Context {
+func (d *Delivery) follow(ctx context.Context, h *instrumentHooks) context.Context {
 	d.server = h.Server.Load()
 	ctx, d.observed = h.Handle(ctx, d)
 	return ctx
@@ -98,10 +96,11 @@ type deliveryKey struct{}
 // WithDelivery returns a ctx that carries d. Use it when you call a [Handler] outside of
 // [Conn.Consume], so that [DeliveryFrom] works.
 func WithDelivery(ctx context.Context, d *Delivery) context.Context {
-	if d != nil && d.state != nil {
-		ctx = d.state.Context(ctx)
+	with := &deliveryContext{Context: ctx, delivery: d}
+	if d != nil && d.core != nil {
+		with.Context, with.again = d.core.context(ctx), d.core.again
 	}
-	return &deliveryContext{Context: ctx, delivery: d}
+	return with
 }
 
 // DeliveryFrom returns the delivery of a handler's ctx. Use it in handlers of [JSON] and [Typed]
@@ -115,7 +114,7 @@ func DeliveryFrom(ctx context.Context) (*Delivery, bool) {
 // delivery and delivers the message again. The handler held it for longer than the queue's
 // consumer timeout (RabbitMQ 4.3 and later; 30 minutes by default). The handler's result is
 // ignored.
-var ErrConsumerTimeout = consume.ErrRevoked
+var ErrConsumerTimeout = errors.New("the broker revoked the delivery after the consumer timeout")
 
 // ErrConsumerTimeoutNear is the cause of a handler's ctx that ended shortly before the broker
 // would revoke the delivery: a tenth of the consumer timeout before it, but at most a minute.
@@ -130,12 +129,12 @@ var ErrConsumerTimeout = consume.ErrRevoked
 //     such deadline.
 //   - The consumer knows the timeout if [ConsumerConfig.ConsumerTimeout] or the queue's argument
 //     sets it. Otherwise it learns it after the broker has revoked two deliveries.
-var ErrConsumerTimeoutNear = consume.ErrTimeoutNear
+var ErrConsumerTimeoutNear = errors.New("the consumer timeout is nearly over")
 
 // Revoked reports whether the broker has revoked the delivery, because it was held for longer
 // than the queue's consumer timeout. The broker delivers the message again, and the handler's
 // result is ignored. Revoked is safe for concurrent use.
-func (d *Delivery) Revoked() bool { return d.state != nil && d.state.Revoked() }
+func (d *Delivery) Revoked() bool { return d.core != nil && d.core.back.Load() }
 
 // deliveryContext is a ctx that carries a Delivery.
 type deliveryContext struct {

@@ -4,6 +4,27 @@ import "github.com/hopback/hopback/internal/failure"
 
 // The kinds of failure, for errors.Is. Use errors.As with *[Error] to get the broker's own
 // words. Invalid arguments are none of these: they are an *argument.Error, and nothing was sent.
+//
+// To decide what to do next, ask two questions. [SafeToRetry]: can a repeated call create a
+// duplicate? [WorthRetrying]: can it succeed at all?
+//
+//	kind                SafeToRetry  WorthRetrying
+//	ErrUnreachable      yes          yes, unless the port speaks another protocol
+//	ErrAuthentication   yes          no, unless the token source failed
+//	ErrVirtualHost      yes          no
+//	ErrTLS              yes          no, unless the network failed
+//	ErrUnauthorized     yes          no
+//	ErrNotFound         yes          no
+//	ErrUnroutable       yes          no
+//	ErrRefused          no           yes for a full queue, and for one that is in use
+//	ErrUserID           yes          no
+//	ErrTooLarge         yes          no
+//	ErrNotSent          yes          yes, unless its cause is one with a no
+//	ErrOutcomeUnknown   no           yes, unless its cause is one with a no
+//	ErrClosed           yes          no
+//	ErrConnectionLost   no           yes
+//	ErrSessionLimit     yes          yes, unless the broker allows one session
+//	*argument.Error     yes          no
 var (
 	// ErrUnreachable: no connection to the endpoint could be made. Check host, port, and scheme.
 	ErrUnreachable = failure.ErrUnreachable
@@ -63,13 +84,25 @@ var (
 //   - Err (error) is the cause, if there is one.
 //
 // Its method SafeToRetry reports whether the operation certainly had no effect. If so, repeating
-// it can't create a duplicate. errors.Is matches Kind and Err.
+// it can't create a duplicate. Its method WorthRetrying reports whether repeating it can succeed.
+// errors.Is matches Kind and Err.
 type Error = failure.Error
 
 // SafeToRetry reports whether the operation that failed with err certainly had no effect. If so,
 // repeating it can't create a duplicate. It returns false for nil, and for errors of other
 // packages.
 func SafeToRetry(err error) bool { return failure.SafeToRetry(err) }
+
+// WorthRetrying reports whether the operation that failed with err can succeed later, although
+// nobody changes the program, its configuration, the message, or the broker's settings. So a
+// service answers "try again later" only if it returns true. It is false for what is too large,
+// can't be encoded, is sent to a missing queue, or lacks a permission: see the table at
+// [ErrUnreachable].
+//
+// It doesn't say whether repeating is safe; that is [SafeToRetry]. If errors are joined, or err is
+// a *[BatchError], it reports whether one of them is worth retrying. It also knows the errors of
+// the other hopback packages. It returns false for nil, and for errors of anyone else.
+func WorthRetrying(err error) bool { return failure.WorthRetrying(err) }
 
 // PanicError is a handler's panic as an error. Its field Value is the panic's value, or nil if
 // the handler ended its goroutine with runtime.Goexit. Its field Stack is the goroutine's stack.

@@ -1,11 +1,6 @@
 package client
 
-import (
-	"log/slog"
-	"time"
-
-	"github.com/hopback/hopback/internal/event"
-)
+import "time"
 
 // Event is a state change of a connection, a publisher, or a consumer. [Config.OnEvent] receives
 // it.
@@ -91,22 +86,14 @@ const (
 
 // String returns the event as one line of text.
 func (e Event) String() string {
-	return event.StateEvent{Kind: event.EventKind(e.Kind), Op: e.Op, Target: e.Target, Err: e.Err, Down: e.Down, Ahead: e.Ahead}.String()
-}
-
-// publicEvent converts an event for Config.OnEvent.
-func publicEvent(e event.StateEvent) Event {
-	return Event{
-		Kind: EventKind(e.Kind), Time: e.Time, Op: e.Op, Target: e.Target, Generation: e.Generation, Node: e.Node,
-		Attempt: e.Attempt, Down: e.Down, Unsettled: e.Unsettled, Err: e.Err, Ahead: e.Ahead, Dropped: e.Dropped,
+	s := e.Op + " " + e.Target + ": " + string(e.Kind)
+	switch {
+	case e.Err != nil:
+		s += ": " + e.Err.Error()
+	case e.Down > 0:
+		s += " after " + e.Down.Round(time.Millisecond).String()
+	case e.Ahead != 0:
+		s += " by " + e.Ahead.Round(time.Millisecond).String()
 	}
-}
-
-// newObserver makes an observer that calls observe, which may be nil.
-func newObserver(observe func(Event), log *slog.Logger) *event.Observer {
-	o := &event.Observer{Log: log}
-	if observe != nil {
-		o.Call = func(e event.StateEvent) { observe(publicEvent(e)) }
-	}
-	return o
+	return s
 }

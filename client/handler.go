@@ -78,7 +78,8 @@ type Start struct {
 	// Management sends requests about queues to the broker. It is nil if the broker can't be
 	// asked. A test may set a fake.
 	Management Requester
-	// Log is the consumer's logger. nil means that nothing is logged.
+	// Log is the consumer's logger. It limits lines about single messages: see [Config].Logger. nil
+	// means that nothing is logged.
 	Log *slog.Logger
 	// Control slows the consumer down or pauses it. It is nil outside of Conn.Consume.
 	Control *Control
@@ -87,8 +88,9 @@ type Start struct {
 	// handler.
 	//
 	// key returns a delivery's key, or false if the delivery needs no order. The consumer calls
-	// it while it receives, so it must be fast. If Order is called several times, the last call
-	// counts. A poison message that is handled in isolation may be overtaken by others of its
+	// it while it receives, so it must be fast. If key panics, the delivery isn't handled, but
+	// dead-lettered with ReasonPanicked: nobody knows which others it has to wait for. If Order is
+	// called several times, the last call counts. A poison message that is handled in isolation may be overtaken by others of its
 	// key.
 	//
 	// Call Order only in Prepare. It is nil outside of Conn.Consume.

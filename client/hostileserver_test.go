@@ -22,7 +22,6 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/refusal"
 
-	"github.com/hopback/hopback/internal/consume"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -209,6 +208,15 @@ type hostilePeer struct {
 	deaf *atomic.Bool
 	// sessions is how many the peer allows, by its channel-max. Default: 64.
 	sessions int
+	// management has the handles of the client's receivers of that node, by channel. Nothing is sent to them: a delivery
+	// for each credit would go round in circles until the test ends.
+	management map[uint16]uint32
+}
+
+// manages reports whether handle is a receiver of the management node's replies.
+func (p *hostilePeer) manages(channel uint16, handle uint32) bool {
+	h, ok := p.management[channel]
+	return ok && h == handle
 }
 
 func (p *hostilePeer) channelMax() uint16 {
@@ -288,6 +296,12 @@ func (p *hostilePeer) frame(f frames.Frame) {
 			Name: b.Name, Handle: b.Handle, Role: !b.Role, SenderSettleMode: b.SenderSettleMode, ReceiverSettleMode: b.ReceiverSettleMode,
 			Source: &frames.Source{}, Target: &frames.Target{}, InitialDeliveryCount: frames.Some[uint32](0), MaxMessageSize: frames.Some[uint64](1 << 24),
 		})
+		if b.Name == managementLink && b.Role == frames.RoleReceiver {
+			if p.management == nil {
+				p.management = map[uint16]uint32{}
+			}
+			p.management[f.Channel] = b.Handle
+		}
 		if b.Role == frames.RoleSender {
 			answer(stepCredit, p.flow(frames.Flow{Handle: frames.Some(b.Handle), DeliveryCount: frames.Some[uint32](0), LinkCredit: frames.Some[uint32](100)}))
 		}
@@ -295,7 +309,9 @@ func (p *hostilePeer) frame(f frames.Frame) {
 		switch {
 		case !b.Handle.Set:
 		case b.Drain:
-			answer(stepDrain, p.flow(frames.Flow{Handle: b.Handle, DeliveryCount: b.DeliveryCount, LinkCredit: frames.Some[uint32](0), Drain: true}))
+			used := frames.Some(b.DeliveryCount.Value + b.LinkCredit.Value)
+			answer(stepDrain, p.flow(frames.Flow{Handle: b.Handle, DeliveryCount: used, LinkCredit: frames.Some[uint32](0), Drain: true}))
+		case p.manages(f.Channel, b.Handle.Value):
 		default:
 			payload, _ := NewMessage([]byte("{}")).MarshalBinary()
 			p.answer(stepDelivery, encoded(frames.Frame{Channel: f.Channel, Body: &frames.Transfer{
@@ -371,7 +387,7 @@ func TestHostileServers(t *testing.T) {
 						assert.ErrorAs(t, err, new(*failure.Error), what)
 					}
 				})
-				timed("Consume", limit+consume.DrainTimeout+2*link.CloseTimeout, func(ctx context.Context) {
+				timed("Consume", limit+drainTimeout+2*link.CloseTimeout, func(ctx context.Context) {
 					ctx, cancel := context.WithTimeout(ctx, limit)
 					defer cancel()
 					_ = conn.Consume(ctx, "q", returns(nil), ConsumerConfig{Grace: 10 * time.Millisecond})

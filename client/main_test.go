@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/backoff"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -52,4 +52,4 @@ func (l *lines) String() string {
 
 func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
-var testBackoff = link.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
+var testBackoff = backoff.Exponential{Min: 100 * time.Millisecond, Max: 10 * time.Second}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -13,7 +14,6 @@ import (
 	"github.com/hopback/hopback/argument"
 
 	"github.com/hopback/hopback/internal/failure"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // Limits that keep hostile values from hanging the encoder or the broker.
@@ -166,7 +166,7 @@ func checkAnnotation(name string, key, value any) error {
 	default:
 		return argument.New(name+" key", fmt.Sprintf("%T", key), "is not a string", `use a string that begins with "x-", such as "x-opt-tenant"`)
 	}
-	if err := publish.CheckAnnotationKey(name, k); err != nil || simple(value) {
+	if err := checkAnnotationKey(name, k); err != nil || simple(value) {
 		return err
 	}
 	return checkValue(name+"["+failure.Quote(k)+"]", value, 0)
@@ -302,7 +302,7 @@ func checkSymbol(name string, s amqp.Symbol) error {
 func checkModified(annotations map[string]any) error {
 	size := 0
 	for k, v := range annotations {
-		if err := publish.CheckAnnotationKey("annotations", k); err != nil {
+		if err := checkAnnotationKey("annotations", k); err != nil {
 			return err
 		}
 		n, err := modifiedValue(k, v, 0)
@@ -367,3 +367,11 @@ func modifiedValue(key string, v any, depth int) (size int, err error) {
 
 // annotationName is how an error names the annotation key.
 func annotationName(key string) string { return "annotations[" + failure.Quote(key) + "]" }
+
+// checkAnnotationKey refuses keys of annotations that RabbitMQ ignores or changes.
+func checkAnnotationKey(name, k string) error {
+	if !strings.HasPrefix(k, "x-") || !utf8.ValidString(k) || len(k) > 255 {
+		return argument.New(name+" key", k, `doesn't begin with "x-", is over 255 bytes, or is not valid UTF-8`, `use a key such as "x-opt-tenant"`)
+	}
+	return nil
+}

@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/message"
 
 	"github.com/hopback/hopback/internal/failure"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // full is a message with something in every place.
@@ -331,7 +331,7 @@ func FuzzCopy(f *testing.F) {
 			return
 		}
 		c := Copy(m)
-		_ = publish.MessageID(c)
+		_ = message.ID(c)
 		_, _ = Body(m)
 		if Validate(c) != nil {
 			return

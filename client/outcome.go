@@ -100,18 +100,34 @@ type Requeue struct {
 }
 
 // Reason is a word that says why a message was dead-lettered. The message carries it as
-// [AnnotationReason].
+// [AnnotationReason]. Package retry has all reasons, with a table: see retry.ReasonExhausted.
 type Reason string
 
-// The reasons of this package. Middleware may add others.
+// The reasons of this package and of packages on top of it. Package retry has them, too, and its own.
 const (
 	// ReasonUndecodable: the codec couldn't decode the body.
 	ReasonUndecodable Reason = "undecodable"
+	// ReasonTooLarge: the message is larger than [Config.MaxMessageSize].
+	ReasonTooLarge Reason = "too-large"
 	// ReasonPanicked: the handler panicked.
 	ReasonPanicked Reason = "panicked"
 	// ReasonUnforwardable: a [Forward] that can never be sent, for instance because its address
 	// is invalid.
 	ReasonUnforwardable Reason = "unforwardable"
+	// ReasonUnparkable: the message can't be parked, because the broker is older than RabbitMQ 4.4,
+	// the queue isn't a quorum queue, or the handler doesn't run in [Conn.Consume] or a [Claimer].
+	ReasonUnparkable Reason = "unparkable"
+	// ReasonUnknownType: the message's type has no handler in middleware/typemux.
+	ReasonUnknownType Reason = "unknown-type"
+	// ReasonUnsendable: the reply of a request of package rpc can't be encoded, or is larger than the
+	// broker accepts. The handler has run.
+	ReasonUnsendable Reason = "unsendable-reply"
+	// ReasonUndeliverable: the broker didn't accept a message of package schedule when it was due.
+	// [AnnotationError] is the broker's error.
+	ReasonUndeliverable Reason = "undeliverable"
+	// ReasonFailureLimit: the message failed more often than Config.FailureLimit of
+	// adapter/officialclient allows.
+	ReasonFailureLimit Reason = "failure-limit"
 )
 
 // Annotations of a dead letter that say why it was dead-lettered. The broker merges these

@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"maps"
+	"time"
 
 	"github.com/hopback/hopback/internal/failure"
 )
@@ -27,6 +28,9 @@ type Resolution struct {
 	// Refused is why this differs from the handler's outcome: that outcome can't be carried out,
 	// and this one replaces it. It is nil if nothing was replaced.
 	Refused error
+
+	delay time.Duration   // of resolutionAgain
+	ready <-chan struct{} // of resolutionLater
 }
 
 // ResolutionKind is what to do with a delivery.
@@ -44,6 +48,11 @@ const (
 	// ResolutionForward: a copy is published. The delivery is acknowledged after the broker has
 	// confirmed the copy.
 	ResolutionForward ResolutionKind = "forward"
+	// resolutionAgain keeps the delivery, and has its handler called again after delay. Only a gated
+	// consumer carries it out. If it has to return the delivery, it returns it with Annotations.
+	resolutionAgain ResolutionKind = "again"
+	// resolutionLater keeps the delivery until ready is closed, and asks again.
+	resolutionLater ResolutionKind = "later"
 )
 
 // Resolve returns what to do with a delivery whose handler returned err. A [Park] becomes a dead

@@ -51,11 +51,6 @@ func (o Park) Error() string {
 // Unwrap returns Err.
 func (o Park) Unwrap() error { return o.Err }
 
-// ReasonUnparkable is the reason of messages that can't be parked, because the broker is older
-// than RabbitMQ 4.4, the queue isn't a quorum queue, or the handler doesn't run in [Conn.Consume]
-// or a [Claimer].
-const ReasonUnparkable Reason = "unparkable"
-
 // maxToken is how many bytes a token has at most.
 const maxToken = 512
 
@@ -72,11 +67,8 @@ func (d *Delivery) Parked() (Park, bool) {
 		return Park{}, false
 	}
 	p := Park{Token: token, Until: time.UnixMilli(until)}
-	if d.state == nil {
-		return p, true
-	}
-	if c, ok := d.state.Handled.(*consumed); ok && c.of.conn != nil {
-		if now, known := c.of.conn.certainNow(); known {
+	if d.core != nil && d.core.consumer.conn != nil {
+		if now, known := d.core.consumer.conn.certainNow(); known {
 			p.Until = time.Now().Add(p.Until.Sub(now))
 		}
 	}
@@ -113,8 +105,8 @@ func (o Park) at(ctx context.Context, brokerTime func(context.Context) (time.Tim
 	if brokerTime == nil {
 		return o
 	}
-	if own, broker, err := brokerclock.Read(ctx, time.Now, brokerTime, brokerTime); err == nil {
-		o.Until = broker.Add(o.Until.Sub(own))
+	if r, err := brokerclock.Read(ctx, time.Now, brokerTime, brokerTime); err == nil {
+		o.Until = r.Broker.Add(o.Until.Sub(r.Own))
 	}
 	return o
 }

@@ -14,8 +14,6 @@ import (
 	"github.com/hopback/hopback/internal/link"
 
 	"github.com/hopback/hopback/internal/failure"
-	"github.com/hopback/hopback/internal/instrumented"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // PublisherConfig configures a [Publisher]. The zero value is ready to use.
@@ -94,7 +92,7 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 	if err := checkEncode[T](cfg.Codec); err != nil {
 		return nil, err
 	}
-	core, err := newPublisher(ctx, conn, to, target, publish.SenderConfig{Depth: cfg.Pending, Bytes: int64(cfg.PendingBytes), Resend: !cfg.NoResend, Copies: cfg.Copies})
+	core, err := newPublisher(ctx, conn, to, target, senderConfig{Depth: cfg.Pending, Bytes: int64(cfg.PendingBytes), Resend: !cfg.NoResend, Copies: cfg.Copies})
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +111,8 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 // with the same message-id, unless [PublisherConfig.NoResend] is set. Time during alarms doesn't
 // count.
 //
-// [SafeToRetry] reports whether you can publish the value again without a duplicate. The errors:
+// [SafeToRetry] reports whether you can publish the value again without a duplicate, and
+// [WorthRetrying] whether that can succeed. The errors:
 //
 //   - [*argument.Error]: nothing was sent. v can't be encoded, or the message is invalid.
 //   - [ErrNotSent]: nothing was sent. ctx ended first, or the publisher is closed. During an
@@ -122,7 +121,8 @@ func NewPublisher[T any](ctx context.Context, conn *Conn, to address.Address, cf
 //     ErrOutcomeUnknown.
 //   - [ErrTooLarge]: nothing was sent.
 //   - [ErrNotFound]: nothing was sent. The exchange or queue no longer exists.
-//   - [ErrUnauthorized]: nothing was sent. The user lacks the permission to write there.
+//   - [ErrUnauthorized]: not stored. The user lacks the permission to write there, or to publish
+//     with this routing key to this topic exchange.
 //   - [ErrSessionLimit]: nothing was sent. After a reconnect the connection has fewer sessions,
 //     all of them are in use, and no further connection can be opened.
 //   - [ErrUserID]: not stored. The message's user-id isn't the connection's user.
@@ -254,8 +254,12 @@ func checkCC(annotations map[any]any, conn *Conn) error {
 // publishers, too.
 //
 // If ctx ends first, Close aborts the rest and returns an error: [ErrOutcomeUnknown] if some
-// messages were already sent, [ErrNotSent] if none was. Close also works while the connection is
-// being rebuilt or the broker has an alarm.
+// messages were already sent and have no answer, [ErrNotSent] if none was sent. It doesn't matter
+// whether their callers still wait. Close also works while the connection is being rebuilt or the
+// broker has an alarm.
+//
+// A message whose caller has left isn't sent again. If the connection is lost while only such
+// messages have no answer, Close returns nil: their callers got [ErrOutcomeUnknown] when they left.
 func (p *Publisher[T]) Close(ctx context.Context) error { return p.core.Shut(ctx) }
 
 // message encodes v. The result is never nil without an error.
@@ -295,14 +299,14 @@ type publisher struct {
 	conn     *Conn
 	reserved *link.Reservation
 	to       address.Address // zero: each message names its own
-	s        *publish.Sender
-	hooks    *instrumented.Hooks // nil: no Instrument
+	s        *sender
+	hooks    *instrumentHooks // nil: no Instrument
 }
 
-func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg publish.SenderConfig) (*publisher, error) {
+func newPublisher(ctx context.Context, conn *Conn, to address.Address, target string, cfg senderConfig) (*publisher, error) {
 	p := &publisher{conn: conn, reserved: conn.pool.Reserve(publisherSessions), to: to, hooks: conn.hooks}
-	cfg.Pause, cfg.Notify, cfg.Log, cfg.Outage = link.Backoff(conn.cfg.Reconnect).Pause, p.reserved.Notify, conn.log, p.reserved.Outage
-	p.s = publish.NewSender("publish", target, cfg, p.reserved)
+	cfg.Pause, cfg.Notify, cfg.Log, cfg.Outage = conn.cfg.Reconnect.Pause, conn.events.of(p.reserved), conn.log, p.reserved.Outage
+	p.s = newSender("publish", target, cfg, p.reserved)
 	if err := conn.join(p); err != nil {
 		p.s.Cut()
 		p.reserved.Release()
@@ -319,7 +323,7 @@ func newPublisher(ctx context.Context, conn *Conn, to address.Address, target st
 
 // check refuses an invalid message.
 func (p *publisher) check(m *Message) error {
-	if p.to.IsZero() && publish.AddressOf(m) == "" {
+	if p.to.IsZero() && addressOf(m) == "" {
 		return argument.New("message Properties.To", nil, "is missing", "give NewPublisher an address, or set one per message with client.PublishTo")
 	}
 	if err := Validate(m); err != nil || len(m.Annotations) == 0 {
@@ -331,7 +335,7 @@ func (p *publisher) check(m *Message) error {
 // publish checks m, which the caller may have edited, and publishes it.
 func (p *publisher) publish(ctx context.Context, m *Message) error {
 	complete(m) // an edit may have removed what must be there
-	var followed instrumented.Publishing
+	var followed observedPublish
 	if p.hooks != nil {
 		followed = p.hooks.Publish(ctx, p.to, m)
 	}
@@ -360,6 +364,9 @@ func (p *publisher) publishAll(ctx context.Context, n int, message func(i int) (
 	followed.End(err)
 	return err
 }
+
+// Expire is called by Conn.Close when its ctx has ended, before the connections are gone.
+func (p *publisher) Expire() { p.s.Expire() }
 
 func (p *publisher) Shut(ctx context.Context) error {
 	defer p.conn.leave(p)

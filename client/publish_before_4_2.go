@@ -6,8 +6,8 @@ import "github.com/hopback/hopback/argument"
 // version is unknown, it refuses nothing.
 func (c *Conn) refusesCC(argumentName string, keys int) error {
 	w := c.pool.Up()
-	if w == nil || w.Broker.Version == "" || !w.Old.IgnoresCC {
+	if w == nil || w.Version == "" || !w.Old.IgnoresCC {
 		return nil
 	}
-	return argument.New(argumentName, keys, "needs RabbitMQ 4.1 or later, and the broker is "+w.Broker.Version, "publish the message once for each key")
+	return argument.New(argumentName, keys, "needs RabbitMQ 4.1 or later, and the broker is "+w.Version, "publish the message once for each key")
 }

@@ -17,11 +17,10 @@ import (
 
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link/linktest"
-	"github.com/hopback/hopback/internal/publish"
 )
 
 // coreOf is a publisher for the queue q.
-func coreOf(s *publish.Sender) *publisher { return &publisher{s: s, to: address.Queue("q")} }
+func coreOf(s *sender) *publisher { return &publisher{s: s, to: address.Queue("q")} }
 
 // A broker that leaves messages unanswered on every session is left for the next
 // endpoint.
@@ -30,7 +29,7 @@ func TestABrokerThatDoesNotAnswerIsLeftForTheNextEndpoint(t *testing.T) {
 	other := hostileServer(t, "no step", nil)
 	conn, err := Connect(t.Context(), "amqp://u:p@"+silent+"/", Config{Logger: quiet, Endpoints: []string{"amqp://u:p@" + other + "/"}})
 	require.NoError(t, err)
-	p, err := newPublisher(t.Context(), conn, address.Queue("q"), "/queues/q", publish.SenderConfig{Depth: 10, Resend: true, Overdue: 200 * time.Millisecond})
+	p, err := newPublisher(t.Context(), conn, address.Queue("q"), "/queues/q", senderConfig{Depth: 10, Resend: true, Overdue: 200 * time.Millisecond})
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -58,7 +57,7 @@ func TestPublishAllEditsEachMessageAndListsWhatFailed(t *testing.T) {
 			}
 			return nil
 		}
-		s := publish.NewSender("publish", "/queues/q", publish.SenderConfig{Resend: true, Depth: 256, Pause: testBackoff.Pause, Overdue: linktest.ForEver}, b)
+		s := newSender("publish", "/queues/q", senderConfig{Resend: true, Depth: 256, Pause: testBackoff.Pause, Overdue: linktest.ForEver}, b)
 		t.Cleanup(s.Cut)
 		p := &Publisher[*Message]{core: coreOf(s)}
 		require.NoError(t, p.PublishAll(t.Context(), nil))

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/link"
 
 	"github.com/hopback/hopback/internal/failure"
@@ -33,7 +34,7 @@ func bareWire(t *testing.T) *link.Wire {
 func TestWhatIsNotAnsweredIsAbandoned(t *testing.T) {
 	wait := func(d time.Duration, err error) func(context.Context) error {
 		return func(ctx context.Context) error {
-			if !link.Pause(ctx, d) {
+			if !backoff.Sleep(ctx, d) {
 				return context.Cause(ctx)
 			}
 			return err

@@ -9,14 +9,14 @@ import (
 	"sync/atomic"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/attempt"
-	"github.com/hopback/hopback/declare/internal/names"
-	"github.com/hopback/hopback/declare/internal/queuearg"
-	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/attempt"
+	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/internal/queuearg"
+	"github.com/hopback/hopback/internal/values"
 )
 
 // Apply declares t on the broker: exchanges first, then queues, then bindings, those of one kind
-// concurrently. Use it at startup or in a deploy job. It is idempotent, and several processes may
+// concurrently, on up to eight sessions if there are many. Use it at startup or in a deploy job. It is idempotent, and several processes may
 // run it at once.
 //
 // Errors:
@@ -48,6 +48,8 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 	if err := p.tooNew(r); err != nil {
 		return Report{}, err
 	}
+	r, done := spread(r, len(p.exchanges)+len(p.queues)+len(p.bindings))
+	defer done()
 	if report, err := p.refusals(ctx, r); err != nil {
 		return report, err
 	}
@@ -64,6 +66,32 @@ func Apply(ctx context.Context, r Requester, t Topology) (Report, error) {
 		phases = append(phases, steps)
 	}
 	return run(ctx, phases)
+}
+
+// Many declarations or deletions are sent on several sessions: RabbitMQ carries out those of one session one
+// after the other.
+const (
+	manyDeclarations = 32
+	manySessions     = 8
+)
+
+// spread returns a Requester for n resources that uses several sessions, if they are many and r can
+// do that. done closes them.
+func spread(r Requester, n int) (several Requester, done func()) {
+	p, ok := r.(interface {
+		Parallel(n int) (request func(ctx context.Context, method, path string, body any) (int, any, error), done func())
+	})
+	if !ok || n < manyDeclarations {
+		return r, func() {}
+	}
+	request, done := p.Parallel(manySessions)
+	return requesterFunc(request), done
+}
+
+type requesterFunc func(ctx context.Context, method, path string, body any) (int, any, error)
+
+func (f requesterFunc) Request(ctx context.Context, method, path string, body any) (int, any, error) {
+	return f(ctx, method, path, body)
 }
 
 // tooNew returns what the broker is known to be too old for, and would ignore.

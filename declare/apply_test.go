@@ -204,7 +204,7 @@ func TestApplyConflictLetsItsKindFinish(t *testing.T) {
 	assert.Equal(t, declare.Resource{Kind: "queue", Name: "orders"}, e.Resource)
 	assert.Equal(t, 409, e.Status)
 	assert.Equal(t, &declare.Conflict{Argument: "x-message-ttl", Wanted: declare.Setting{Value: "2000", Set: true}, Found: declare.Setting{Value: "1000", Set: true}}, e.Conflict)
-	assert.EqualError(t, e, `hopback: declare queue "orders": it exists with different settings: x-message-ttl: the broker has "1000", declared is "2000" (status 409); remedies: declare it as it exists; or declare it under a new name and move the messages, as package declare/migrate does; or delete it once it is empty and unused, and run this again`)
+	assert.EqualError(t, e, `hopback: declare queue "orders": it exists with different settings: x-message-ttl: the broker has "1000", declared is "2000" (status 409); remedies: declare it as it exists; or declare it under a new name and move the messages, as package operate/migrate does; or delete it once it is empty and unused, and run this again`)
 	assert.Equal(t, []string{"declared", "declared", "refused", "created", "not tried", "not tried"}, outcomes(report))
 	assert.Contains(t, report.String(), "refused   queue \"orders\": hopback: declare")
 	assert.Contains(t, report.String(), "not tried binding")

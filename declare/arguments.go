@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/queuearg"
-	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/queuearg"
+	"github.com/hopback/hopback/internal/values"
 )
 
 // maxArgumentKey is what an AMQP 0-9-1 field name can hold, the form in which

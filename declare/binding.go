@@ -7,7 +7,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/internal/names"
 )
 
 // Match is how a headers exchange compares the headers of a [Binding] with a message.

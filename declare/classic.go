@@ -6,8 +6,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
-	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/internal/queuearg"
 )
 
 // OverflowRejectPublishDLX refuses new messages and dead-letters them. Only classic queues

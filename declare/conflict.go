@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/values"
 )
 
 // Conflict is one difference between a declaration and an existing resource.

@@ -2,8 +2,8 @@ package declare
 
 import (
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
 	"github.com/hopback/hopback/internal/brokername"
+	"github.com/hopback/hopback/internal/names"
 )
 
 // DeadLetterTarget is where a queue's dead letters go: messages that a consumer rejects, that

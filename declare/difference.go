@@ -6,8 +6,8 @@ import (
 	"reflect"
 	"strings"
 
-	"github.com/hopback/hopback/declare/internal/queuearg"
-	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/queuearg"
+	"github.com/hopback/hopback/internal/values"
 )
 
 // conflictDetails completes a refusal with all differences: the broker's text has only the first.
@@ -115,6 +115,6 @@ func remedies(kind string, differences []Conflict) []string {
 	}
 	return append(ways,
 		"declare it as it exists",
-		"declare it under a new name and move the messages, as package declare/migrate does",
+		"declare it under a new name and move the messages, as package operate/migrate does",
 		"delete it once it is empty and unused, and run this again")
 }

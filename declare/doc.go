@@ -38,11 +38,11 @@
 //
 // # Related packages
 //
-//   - Package declare/audit compares and checks: its Compare shows what [Apply] would do, and its
+//   - Package operate/audit compares and checks: its Compare shows what [Apply] would do, and its
 //     Check finds configuration that loses messages or blocks them permanently. It also reads and
 //     writes RabbitMQ's definitions documents, and draws topologies.
-//   - Package declare/migrate moves a queue's messages to a new queue.
-//   - Package declare/httpapi reads the management HTTP API.
+//   - Package operate/migrate moves a queue's messages to a new queue.
+//   - Package operate/httpapi reads the management HTTP API.
 //
 // # Concurrency and I/O
 //
@@ -50,5 +50,5 @@
 // shared and used concurrently as long as nobody changes them. The functions neither change nor
 // keep the maps that you pass in.
 //
-// This package is stable: see docs/stability.md.
+// This package is stable: see docs/versions.md#stability.
 package declare

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/hopback/hopback/declare/internal/attempt"
-	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/attempt"
 	"github.com/hopback/hopback/internal/condition"
+	"github.com/hopback/hopback/internal/values"
 )
 
 // The reasons of an [*Error]. Match them with errors.Is.
@@ -90,8 +90,11 @@ func (e *Error) Error() string {
 	if e.Err != nil {
 		fmt.Fprintf(&b, ": %v", e.Err)
 	}
-	if len(e.Remedies) > 0 {
+	switch {
+	case len(e.Remedies) > 0:
 		fmt.Fprintf(&b, "; remedies: %s", strings.Join(e.Remedies, "; or "))
+	case e.Reason == ErrNotFound:
+		b.WriteString("; declare it first, or correct its name or the URL's virtual host")
 	}
 	return b.String()
 }
@@ -109,6 +112,19 @@ func (e *Error) Unwrap() []error {
 // since.
 func (e *Error) SafeToRetry() bool {
 	return e.Op != opPurge || e.Reason != ErrNoReply && e.Reason != ErrBadReply
+}
+
+// WorthRetrying reports whether the call can succeed later, although nobody changes it or the
+// broker's settings: after ErrUnavailable and ErrInUse, and after ErrNoReply unless a permission is
+// missing.
+func (e *Error) WorthRetrying() bool {
+	switch e.Reason {
+	case ErrUnavailable, ErrInUse:
+		return true
+	case ErrNoReply:
+		return !attempt.NotPermitted(e.Err)
+	}
+	return false
 }
 
 const (

@@ -56,6 +56,6 @@ func ExampleApply() {
 	// true
 	// x-delivery-limit: the broker has "5", declared is "7"
 	// - declare it as it exists
-	// - declare it under a new name and move the messages, as package declare/migrate does
+	// - declare it under a new name and move the messages, as package operate/migrate does
 	// - delete it once it is empty and unused, and run this again
 }

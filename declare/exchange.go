@@ -4,7 +4,7 @@ import (
 	"errors"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/internal/names"
 )
 
 // ExchangeType is how an exchange routes. For an exchange type of a plugin, write its name, such

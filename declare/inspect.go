@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"github.com/hopback/hopback/declare/internal/names"
-	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/internal/values"
 )
 
 // QueueInfo is the state of a queue.
@@ -30,7 +30,7 @@ type QueueInfo struct {
 	// lists of these.
 	Arguments map[string]any `json:"arguments"`
 
-	// Only audit.Read with the HTTP API sets the following fields. Counts are some seconds old.
+	// Only check.Read with the HTTP API sets the following fields. Counts are some seconds old.
 	// Counted is false until the broker has first collected them.
 	Counted bool `json:"counted,omitempty"`
 	// Online lists the replicas that are up. State is "running" in normal operation.

@@ -29,6 +29,7 @@ func TestInspect(t *testing.T) {
 
 	_, err = declare.Inspect(context.Background(), &fakeBroker{}, "none")
 	require.ErrorIs(t, err, declare.ErrNotFound)
+	require.ErrorContains(t, err, "declare it first, or correct its name")
 
 	delete(reply, "leader")
 	delete(reply, "replicas")

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/attempt"
-	"github.com/hopback/hopback/declare/internal/names"
+	"github.com/hopback/hopback/internal/attempt"
+	"github.com/hopback/hopback/internal/names"
 )
 
 // Persist makes newly declared quorum queues survive a crash of the broker. Call it after [Apply]

@@ -9,8 +9,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
-	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/internal/queuearg"
 )
 
 // Queue is a queue in a [Topology]: a [QuorumQueue], [ClassicQueue], [Stream], or [RawQueue].

@@ -5,8 +5,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
-	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/internal/queuearg"
 )
 
 // RawQueue is a queue with exactly the arguments that are sent. Use it for queue types of

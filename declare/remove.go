@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
-	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/internal/values"
 )
 
 // Delete removes t from the broker: bindings first, then queues with all their messages, then
@@ -36,6 +36,8 @@ func DeleteIdle(ctx context.Context, r Requester, t Topology) (Report, error) {
 // remove deletes t; if idle is set, a queue only when it is idle.
 func remove(ctx context.Context, r Requester, t Topology, idle bool) (Report, error) {
 	errs := []error{checkRequester(r)}
+	r, done := spread(r, len(t.Queues)+len(t.Exchanges)+len(t.Bindings))
+	defer done()
 	queues, exchanges := map[string]bool{}, map[string]bool{}
 	var bindingSteps, queueSteps, exchangeSteps []step
 	for _, q := range t.Queues {

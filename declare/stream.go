@@ -7,8 +7,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
-	"github.com/hopback/hopback/declare/internal/queuearg"
+	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/internal/queuearg"
 )
 
 // Stream is a replicated log: messages stay after they were read, until they are too old or too

@@ -6,8 +6,8 @@ import (
 	"reflect"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/internal/names"
-	"github.com/hopback/hopback/declare/internal/values"
+	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/internal/values"
 )
 
 // Topology is a set of exchanges, queues, and bindings, to build, [Merge], and [Apply]. A binding

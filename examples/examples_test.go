@@ -22,8 +22,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/internal/broker"
-	"github.com/hopback/hopback/internal/service"
+	"github.com/hopback/hopback/integration/rabbitmq"
+	"github.com/hopback/hopback/integration/service"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,7 +45,7 @@ func TestExamples(t *testing.T) {
 
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
-			brokers, err := broker.Need(t.Context(), os.Stderr, version)
+			brokers, err := rabbitmq.Need(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, brokers[0].Release(context.Background())) })
 			for _, name := range names {
@@ -81,7 +81,7 @@ func TestOrders(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, postgres.Close()) })
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
-			brokers, err := broker.Need(t.Context(), os.Stderr, version)
+			brokers, err := rabbitmq.Need(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, brokers[0].Release(context.Background())) })
 			v := newVHost(t, brokers[0])
@@ -115,9 +115,9 @@ func TestPaymentWebhook(t *testing.T) {
 		require.NoError(t, err)
 		shows(t, amqpURL)
 	})
-	if broker.Given("4.4") {
+	if rabbitmq.Given("4.4") {
 		t.Run("4.4", func(t *testing.T) {
-			brokers, err := broker.Need(t.Context(), os.Stderr, "4.4")
+			brokers, err := rabbitmq.Need(t.Context(), os.Stderr, "4.4")
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, brokers[0].Release(context.Background())) })
 			v := newVHost(t, brokers[0])
@@ -162,10 +162,10 @@ func kill(t *testing.T, c *exec.Cmd) {
 // vhost is a separate virtual host, so that examples can run next to others.
 type vhost struct {
 	name, amqpURL string
-	broker        *broker.Broker
+	broker        *rabbitmq.Broker
 }
 
-func newVHost(t *testing.T, b *broker.Broker) *vhost {
+func newVHost(t *testing.T, b *rabbitmq.Broker) *vhost {
 	t.Helper()
 	u, err := url.Parse(b.URL)
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 // vary are the parts of a log line that differ from run to run.
@@ -115,7 +115,7 @@ func TestFirst(t *testing.T) {
 	})
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
-			brokers, err := broker.Need(t.Context(), os.Stderr, version)
+			brokers, err := rabbitmq.Need(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, brokers[0].Release(t.Context())) }()
 			v := newVHost(t, brokers[0])
@@ -137,7 +137,7 @@ func TestFirstOfStreams(t *testing.T) {
 	dir := built(t, program)
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
-			brokers, err := broker.Need(t.Context(), os.Stderr, version)
+			brokers, err := rabbitmq.Need(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, brokers[0].Release(t.Context())) }()
 			cmd := command(t, dir, "first", newVHost(t, brokers[0]))

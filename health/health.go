@@ -19,7 +19,7 @@
 // since when, and why. The handler reads counts that the client keeps anyway, and sends nothing
 // to the broker. So a probe is cheap, and doesn't hang when the broker does.
 //
-// This package is stable: see docs/stability.md.
+// This package is stable: see docs/versions.md#stability.
 package health
 
 import (
@@ -33,6 +33,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // Config defines what counts as a problem. The zero value is ready to use.
@@ -90,7 +91,8 @@ type Problem struct {
 	//   - "disconnected": a connection was lost and is being rebuilt. The service isn't ready
 	//     after [Config.DownAfter], and makes no progress.
 	//   - "blocked": the broker accepts no messages because of a memory or disk alarm. A service
-	//     without consumers isn't ready; one with consumers is. Neither makes progress.
+	//     without consumers isn't ready; one with consumers is, also while they wait for the end of
+	//     the alarm to start. Neither makes progress.
 	//   - "queue-missing": a consumer's queue was deleted. The service isn't ready after
 	//     Config.DownAfter, and makes no progress.
 	//   - "no-link": a consumer has no link to its queue for another reason. The service isn't
@@ -161,13 +163,14 @@ func Check(cfg Config, conns ...*client.Conn) (Report, error) {
 		if c == nil {
 			return Report{}, argument.New("conns", i, "is nil", "pass connections from client.Connect")
 		}
-		r.add(cfg, now, c.State(), c.Stats())
+		starting := inside.Of(c).Starting() // before Stats: one of them may start now
+		r.add(cfg, now, c.State(), c.Stats(), starting)
 	}
 	return r, nil
 }
 
-// add adds the health of one connection.
-func (r *Report) add(cfg Config, now time.Time, state client.State, stats instrument.Stats) {
+// add adds the health of one connection, on which so many consumers are starting.
+func (r *Report) add(cfg Config, now time.Time, state client.State, stats instrument.Stats, starting int) {
 	problem := func(p Problem) { r.Problems = append(r.Problems, p) }
 	// down is for what must be up.
 	down := func(p Problem) {
@@ -187,7 +190,7 @@ func (r *Report) add(cfg Config, now time.Time, state client.State, stats instru
 	}
 	if !state.BlockedSince.IsZero() {
 		r.Progress = false
-		if len(stats.Consumers) == 0 {
+		if len(stats.Consumers)+starting == 0 {
 			r.Ready = false
 		}
 		problem(Problem{Kind: kindBlocked, Connection: state.Endpoint, Since: state.BlockedSince, Error: "the broker has a memory or disk alarm"})

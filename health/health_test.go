@@ -307,3 +307,36 @@ func TestRequesterWithoutReplies(t *testing.T) {
 		assert.False(t, report.Ready)
 	})
 }
+
+// waits is a handler whose Prepare waits for an answer of the broker, as retry.Central's does.
+type waits struct{ client.Handler }
+
+func (w waits) Prepare(ctx context.Context, s client.Start) error {
+	_, err := declare.Inspect(ctx, s.Management, s.Queue)
+	return err
+}
+
+// A service whose consumers can't start before the end of an alarm is ready: it is no reason to end a
+// deployment.
+func TestHealthOfAServiceThatStartsDuringAnAlarm(t *testing.T) {
+	t.Parallel()
+	build(t, false, func(t *testing.T, w *world) {
+		w.broker.SetDiskAlarm(true)
+		time.Sleep(time.Second)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			ended <- w.conn.Consume(ctx, "orders", waits{client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })}, client.ConsumerConfig{})
+		}()
+		time.Sleep(time.Hour)
+		w.check(t, health.Config{}, want{live: true, ready: true, kinds: []string{"blocked"}, since: time.Hour, says: "alarm"})
+		w.broker.SetDiskAlarm(false)
+		time.Sleep(time.Second)
+		w.check(t, health.Config{}, well)
+		stop()
+		require.NoError(t, <-ended)
+		w.broker.SetDiskAlarm(true)
+		time.Sleep(time.Second)
+		w.check(t, health.Config{}, want{live: true, kinds: []string{"blocked"}, says: "alarm"})
+	})
+}

@@ -10,7 +10,7 @@
 //
 // It depends only on the OpenTelemetry API. Your program chooses the SDK and the exporters.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package hopbackotel
 
 import (

@@ -132,7 +132,7 @@ func links(creation, last trace.SpanContext) []trace.Link {
 func (h *handling) describe(last before, again bool, had time.Duration) {
 	d := h.delivery
 	name, key := received(d)
-	all := append(make([]attribute.KeyValue, 0, 14), semconv.MessagingDestinationName(name), attributeAttempt.Int(retry.Count(d.Message())+1))
+	all := append(make([]attribute.KeyValue, 0, 14), semconv.MessagingDestinationName(name), attributeAttempt.Int(attemptOf(h.ctx, d)))
 	if key != "" {
 		all = append(all, semconv.MessagingRabbitMQDestinationRoutingKey(key))
 	}
@@ -141,6 +141,14 @@ func (h *handling) describe(last before, again bool, had time.Duration) {
 		all = append(all, attributeAsked.Float64(last.delay.Seconds()), attributeHad.Float64(had.Seconds()), attributeCameBy.String(last.reason))
 	}
 	h.span.SetAttributes(append(all, h.server()...)...)
+}
+
+// attemptOf is the number of an attempt as its handler gets it.
+func attemptOf(ctx context.Context, d instrument.Delivery) int {
+	if d, ok := d.(*client.Delivery); ok {
+		return retry.Attempt(client.WithDelivery(ctx, d))
+	}
+	return retry.Count(d.Message()) + 1
 }
 
 func (h *handling) server() []attribute.KeyValue {
@@ -159,6 +167,9 @@ func (h *handling) Handled(err error) {
 	if h.span.IsRecording() {
 		if d := h.decision; d.Kind != "" {
 			h.span.SetAttributes(attributeDecision.String(string(d.Kind)), decided(d))
+			if d.Attempt > 0 { // retry.Central's is that of the work queue
+				h.span.SetAttributes(attributeAttempt.Int(d.Attempt))
+			}
 			if d.Wait > 0 {
 				h.span.SetAttributes(attributeDelay.Float64(d.Delay.Seconds()), attributeWait.Float64(d.Wait.Seconds()))
 			}

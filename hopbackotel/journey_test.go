@@ -19,9 +19,9 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 

@@ -105,7 +105,7 @@ func (l *lab) metrics(t testing.TB) map[string]string {
 	return points
 }
 
-// story is the spans of a message as text, a line for each, in the order of their begin.
+// history is the spans of a message as text, a line for each, in the order of their begin.
 type history struct {
 	lines []string
 	spans tracetest.SpanStubs

@@ -39,7 +39,7 @@ func failsThreeTimes(conn *client.Conn) client.HandlerFunc {
 	}
 }
 
-// strategies are all that a version has.
+// forEachStrategy runs a test with each strategy that a version has.
 func forEachStrategy(t *testing.T, test func(t *testing.T, version string, s retry.Strategy)) {
 	for _, version := range []string{"4.3.6", "4.0.5"} {
 		for _, s := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative} {

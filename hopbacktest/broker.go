@@ -63,6 +63,8 @@ type Broker struct {
 	latency atomic.Int64
 	ports   atomic.Uint32
 	bubble  string // the bubble of New; see bubble
+	// settling is held by the caller of synctest.Wait.
+	settling chan struct{}
 
 	mu        sync.Mutex
 	clients   map[*vnet.Conn]struct{} // the clients' ends of connections from Dial
@@ -95,7 +97,7 @@ func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
 	if err != nil {
 		return nil, argument.New("Config", nil, "can't be used", "see the error's cause").Because(err)
 	}
-	b := &Broker{engine: e, log: cfg.OnLog, bubble: bubble(), listeners: map[net.Listener]struct{}{}, clients: map[*vnet.Conn]struct{}{}, url: "amqp://guest:guest@" + host + ":5672/"}
+	b := &Broker{engine: e, log: cfg.OnLog, bubble: bubble(), settling: make(chan struct{}, 1), listeners: map[net.Listener]struct{}{}, clients: map[*vnet.Conn]struct{}{}, url: "amqp://guest:guest@" + host + ":5672/"}
 	if b.log == nil {
 		b.log = func(string) {}
 	}

@@ -30,5 +30,5 @@
 // replicas, and no network partitions. Streams, AMQP 0-9-1, MQTT, and plugins are missing.
 // Where it differs from RabbitMQ, RabbitMQ is right.
 //
-// This package is stable: see docs/stability.md.
+// This package is stable: see docs/versions.md#stability.
 package hopbacktest

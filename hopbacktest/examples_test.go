@@ -9,4 +9,6 @@ func TestExamples(t *testing.T) {
 	t.Run("dead letter", ordersDeadLettered)
 	t.Run("native", ordersNative)
 	t.Run("auto", ordersAuto)
+	t.Run("settled", ordersAreSettled)
+	t.Run("duplicates", duplicatesAreDropped)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"testing/synctest"
 	"time"
 
 	"github.com/hopback/hopback/argument"
@@ -187,6 +189,65 @@ func (b *Broker) Await(ctx context.Context, cond func() bool) error {
 	}
 }
 
+// AwaitSettled waits until nothing is left to happen to the messages in the broker: none is ready in a queue
+// that has a consumer, held by a consumer, delayed, due to expire as in a delay queue, or being
+// dead-lettered. Then every message was acknowledged, or rests in a queue without a consumer, such as a
+// dead-letter queue.
+//
+//   - In a testing/synctest bubble it is exact: first it lets all other goroutines run until only time
+//     can wake them. So a consumer that a test has just started counts, and when AwaitSettled
+//     returns, the handlers have returned as well.
+//   - Outside of a bubble, start the consumers before: see [Counts].Consumers.
+//   - A consumer that lost its connection counts as well, since it may come back.
+//   - Messages that are still to be published don't count.
+//   - If ctx ends first, the error matches ctx's cause, and names the queues. Time in a bubble may pass
+//     without end, so use a ctx with a deadline.
+func (b *Broker) AwaitSettled(ctx context.Context) error {
+	for {
+		if b.bubble != "" {
+			if err := b.elsewhere(); err != nil {
+				return err
+			}
+			b.settle()
+		}
+		changed := b.engine.Changed()
+		left := b.unsettled()
+		if left == "" {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("hopbacktest: not all messages are settled: %s: %w", left, context.Cause(ctx))
+		}
+	}
+}
+
+// settle waits until all other goroutines of the bubble wait for time to pass. Two of them may not
+// call synctest.Wait at once.
+func (b *Broker) settle() {
+	b.settling <- struct{}{}
+	synctest.Wait()
+	<-b.settling
+}
+
+// unsettled describes what AwaitSettled waits for; "" if there is nothing.
+func (b *Broker) unsettled() string {
+	if !b.Running() {
+		return "the broker is stopped"
+	}
+	var left []string
+	for _, q := range b.engine.Queues("") {
+		if q.Unsettled > 0 {
+			left = append(left, fmt.Sprintf("queue %q has %d ready, %d unacknowledged, %d delayed, %d being dead-lettered, and %d consumers",
+				q.Name, q.Ready, q.Unacknowledged, q.Delayed, q.DeadLettering, q.Consumers))
+		}
+	}
+	return strings.Join(left, "; ")
+}
+
 // Event is something that happened to a message, a queue, or a connection.
 type Event struct {
 	Time time.Time
@@ -269,4 +330,12 @@ func (b *Broker) AddUser(name, password string, tags ...string) {
 // expression is malformed, or if the user or the virtual host doesn't exist.
 func (b *Broker) SetPermissions(user, vhost, configure, write, read string) error {
 	return b.engine.SetPermissions(user, vhost, engine.Permissions{Configure: configure, Write: write, Read: read})
+}
+
+// SetTopicPermissions sets the routing keys that a user may publish to a topic exchange (write),
+// and bind its queues with (read), in addition to [Broker.SetPermissions]. Both are regular
+// expressions; an empty one matches no key. As on RabbitMQ, a user without topic permissions for an
+// exchange may use every key. It returns an error as SetPermissions does.
+func (b *Broker) SetTopicPermissions(user, vhost, exchange, write, read string) error {
+	return b.engine.SetTopicPermissions(user, vhost, exchange, engine.Permissions{Write: write, Read: read})
 }

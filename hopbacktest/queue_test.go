@@ -115,5 +115,17 @@ func TestUsersAndPermissions(t *testing.T) {
 		_, err = declare.Apply(t.Context(), conn.Management(), oneQueue(t, "work"))
 		require.ErrorIs(t, err, client.ErrUnauthorized)
 		require.NoError(t, conn.Close(t.Context()))
+
+		require.NoError(t, b.SetPermissions("reader", "team", "", ".*", ""))
+		require.NoError(t, b.SetTopicPermissions("reader", "team", "amq.topic", `^{username}\.`, ""))
+		require.Error(t, b.SetTopicPermissions("reader", "nowhere", "amq.topic", "", ""))
+		conn, err = client.Connect(t.Context(), "amqp://reader:secret@broker/team", client.Config{Dial: b.Dial, Logger: quiet})
+		require.NoError(t, err)
+		for key, want := range map[string]error{"reader.a": client.ErrUnroutable, "other.a": client.ErrUnauthorized} {
+			p, err := client.NewPublisher[string](t.Context(), conn, address.Exchange("amq.topic", key), client.PublisherConfig{})
+			require.NoError(t, err)
+			require.ErrorIs(t, p.Publish(t.Context(), "x"), want)
+		}
+		require.NoError(t, conn.Close(t.Context()))
 	})
 }

@@ -17,8 +17,7 @@ type Result struct {
 	// Elapsed is the virtual time until all messages were settled.
 	Elapsed time.Duration
 
-	t    tb
-	byID map[string]*Outcome
+	t tb
 }
 
 // The values of Outcome.Fate.
@@ -64,6 +63,10 @@ type Outcome struct {
 	t     tb
 	began time.Time
 	queue string
+	name  string // in reports: the ID, and the number if others share it
+	// shared says that other messages have the same ID, and acknowledged that the last delivery was
+	// acknowledged.
+	shared, acknowledged bool
 }
 
 // Attempt is one call of the handler for a message.
@@ -106,8 +109,15 @@ func (r *Result) Message(i int) *Outcome {
 	return r.Messages[i]
 }
 
-// ByID returns the Outcome of the message with this message-id, or nil.
-func (r *Result) ByID(id string) *Outcome { return r.byID[id] }
+// ByID returns the Outcome of the message with this message-id, or nil. If several messages share it,
+// ByID returns that of the first one: use Messages or Message for the others.
+func (r *Result) ByID(id string) *Outcome {
+	i := slices.IndexFunc(r.Messages, func(o *Outcome) bool { return o.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return r.Messages[i]
+}
 
 // Count returns how many messages have the fate f: see Outcome.Fate.
 func (r *Result) Count(f string) int {
@@ -178,7 +188,7 @@ func (o *Outcome) WantDelays(delays ...time.Duration) *Outcome {
 
 func (o *Outcome) errorf(format string, args ...any) {
 	o.t.Helper()
-	o.t.Errorf("message %s %s\n%s", o.ID, fmt.Sprintf(format, args...), o.Timeline())
+	o.t.Errorf("message %s %s\n%s", o.name, fmt.Sprintf(format, args...), o.Timeline())
 }
 
 // Timeline returns what happened to the message, one line for each event.
@@ -235,7 +245,7 @@ func (r *Result) Timeline() string {
 			fmt.Fprintf(&b, "  and %d more\n", len(all)-i)
 			break
 		}
-		fmt.Fprintf(&b, "  message %s\n%s", o.ID, o.Timeline())
+		fmt.Fprintf(&b, "  message %s\n%s", o.name, o.Timeline())
 	}
 	return b.String()
 }

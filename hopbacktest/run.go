@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"sync"
 	"testing"
@@ -26,6 +27,8 @@ import (
 //
 //   - A *client.Message is sent unchanged. Any other value is sent as JSON.
 //   - A message without a message-id gets its number: "1" for the first.
+//   - Messages may share a message-id, to test a handler that drops duplicates. Each has a separate
+//     Outcome. To tell them apart, Run gives them the annotation x-opt-hopbacktest-number.
 //   - Run fails the test if the policy, the handler, or the worker returns an error.
 //   - Don't call Run inside a testing/synctest bubble: it makes one itself.
 //
@@ -81,7 +84,7 @@ func (s Scenario) Run(t *testing.T) *Result {
 		t.Fatalf("hopbacktest: Scenario.Handler is nil; set the handler to test")
 	}
 	names := s.Policy.Names
-	r := &run{Scenario: s, dead: names.DeadLetterQueue(s.Queue.Name), parking: names.ParkingQueue(), result: &Result{t: t, byID: map[string]*Outcome{}}}
+	r := &run{Scenario: s, dead: names.DeadLetterQueue(s.Queue.Name), parking: names.ParkingQueue(), result: &Result{t: t}, outcomes: map[string]*Outcome{}}
 	var err error
 	synctest.Test(t, func(t *testing.T) { err = r.play(t.Context()) })
 	if err != nil {
@@ -98,9 +101,10 @@ type run struct {
 	// dead and parking are the queues in which messages can stay.
 	dead, parking string
 
-	mu     sync.Mutex
-	result *Result
-	failed error // why a worker has stopped
+	mu       sync.Mutex
+	result   *Result
+	outcomes map[string]*Outcome // by keyOf
+	failed   error               // why a worker has stopped
 }
 
 // play runs the scenario inside the bubble.
@@ -173,25 +177,61 @@ func (r *run) publish(ctx context.Context, conn *client.Conn) error {
 	if err != nil {
 		return err
 	}
+	given := map[string]int{} // how many messages have a message-id
+	for _, v := range r.Messages {
+		if id, ok := givenID(v); ok {
+			given[id]++
+		}
+	}
 	next := 0
-	var twice error
+	var taken error
 	err = p.PublishAll(ctx, r.Messages, func(v any, m *client.Message) {
 		// Edits are called in order, once for each message.
-		i := next
 		next++
-		given, ok := v.(*client.Message)
-		if !ok || given.Properties == nil || given.Properties.MessageID == nil {
-			m.Properties.MessageID = strconv.Itoa(i + 1)
+		id, ok := givenID(v)
+		if !ok {
+			id = strconv.Itoa(next)
+			m.Properties.MessageID = id
+			if given[id] > 0 {
+				taken = fmt.Errorf("message %d has no message-id, so it gets its number, which is the message-id of another one; give each message one", next)
+			}
 		}
-		id := fmt.Sprint(m.Properties.MessageID)
-		o := &Outcome{t: r.result.t, began: r.began, queue: r.Queue.Name, ID: id}
+		o := &Outcome{t: r.result.t, began: r.began, queue: r.Queue.Name, ID: id, name: id}
+		if given[id] > 1 {
+			o.shared, o.name = true, fmt.Sprintf("%s (number %d)", id, next)
+			m.Annotations = maps.Clone(m.Annotations)
+			if m.Annotations == nil {
+				m.Annotations = map[any]any{}
+			}
+			m.Annotations[numberAnnotation] = int64(next)
+		}
 		r.result.Messages = append(r.result.Messages, o)
-		if r.result.byID[id] != nil {
-			twice = fmt.Errorf("two messages have the message-id %q", id)
-		}
-		r.result.byID[id] = o
+		r.outcomes[keyOf(m)] = o
 	})
-	return errors.Join(twice, err, p.Close(ctx))
+	return errors.Join(taken, err, p.Close(ctx))
+}
+
+// numberAnnotation tells messages with the same message-id apart. Retry copies and dead letters keep it.
+const numberAnnotation = "x-opt-hopbacktest-number"
+
+// givenID is the message-id that a message of a Scenario has.
+func givenID(v any) (id string, ok bool) {
+	m, ok := v.(*client.Message)
+	if !ok || m == nil || m.Properties == nil || m.Properties.MessageID == nil {
+		return "", false
+	}
+	return fmt.Sprint(m.Properties.MessageID), true
+}
+
+// keyOf tells which of the published messages m is, or which one it is a copy of.
+func keyOf(m *client.Message) string {
+	if n, ok := m.Annotations[numberAnnotation].(int64); ok {
+		return "number " + strconv.FormatInt(n, 10)
+	}
+	if id, ok := givenID(m); ok {
+		return "id " + id
+	}
+	return ""
 }
 
 // work is a worker.
@@ -204,16 +244,20 @@ func (r *run) work(ctx context.Context, i int, conn *client.Conn) error {
 		defer r.close(conn)
 	}
 	handler := retry.With(r.Policy)(client.Wrap(r.Handler, r.observe))
-	return conn.Consume(ctx, r.Queue.Name, handler, r.Consumer)
+	return conn.Consume(ctx, r.Queue.Name, client.Wrap(handler, func(ctx context.Context, d *client.Delivery) error {
+		err := handler.Handle(ctx, d)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if o := r.outcomes[keyOf(d.Message())]; o != nil {
+			o.acknowledged = err == nil
+		}
+		return err
+	}), r.Consumer)
 }
 
 // observe calls the handler and records the attempt.
 func (r *run) observe(ctx context.Context, d *client.Delivery) (err error) {
 	m := d.Message()
-	id := ""
-	if m.Properties != nil {
-		id = fmt.Sprint(m.Properties.MessageID)
-	}
 	at := Attempt{Number: retry.Attempt(ctx), Began: time.Now(), DeliveryCount: d.DeliveryCount(), Annotations: annotationsOf(m)}
 	defer func() {
 		v := recover()
@@ -221,7 +265,7 @@ func (r *run) observe(ctx context.Context, d *client.Delivery) (err error) {
 		if v != nil {
 			at.Panic = v
 		}
-		r.note(id, at, m)
+		r.note(at, m)
 		if v != nil {
 			panic(v)
 		}
@@ -230,10 +274,10 @@ func (r *run) observe(ctx context.Context, d *client.Delivery) (err error) {
 }
 
 // note adds an attempt. The message has the delay that was wanted before it.
-func (r *run) note(id string, at Attempt, m *client.Message) {
+func (r *run) note(at Attempt, m *client.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	o := r.result.byID[id]
+	o := r.outcomes[keyOf(m)]
 	if o == nil {
 		return // not one of the published messages
 	}
@@ -263,7 +307,7 @@ func askedOf(m *client.Message) time.Duration {
 func annotationsOf(m *client.Message) map[string]any {
 	all := make(map[string]any, len(m.Annotations))
 	for k, v := range m.Annotations {
-		if name, ok := k.(string); ok {
+		if name, ok := k.(string); ok && name != numberAnnotation {
 			all[name] = v
 		}
 	}
@@ -276,7 +320,7 @@ func (r *run) await(ctx context.Context) error {
 	limit := time.NewTimer(r.Limit)
 	defer limit.Stop()
 	for {
-		synctest.Wait()
+		r.broker.settle()
 		changed := r.broker.engine.Changed()
 		r.mu.Lock()
 		failed := r.failed
@@ -327,13 +371,16 @@ func (r *run) conclude() {
 			last[fmt.Sprint(e.MessageID)] = e
 		}
 	}
-	for id, o := range res.byID {
-		e := last[id]
-		o.Ended = e.Time
-		switch n := len(o.Attempts); {
+	for _, o := range res.Messages {
+		e := last[o.ID]
+		n := len(o.Attempts)
+		if o.Ended = e.Time; o.shared && n > 0 { // the event may be another message's
+			o.Ended = o.Attempts[n-1].Ended
+		}
+		switch {
 		case n > 0 && o.Attempts[n-1].Err == nil && o.Attempts[n-1].Panic == nil:
 			o.Fate = fateHandled
-		case e.Kind == "accepted":
+		case o.shared && o.acknowledged, !o.shared && e.Kind == "accepted":
 			o.Fate = fateDiscarded
 		default:
 			o.Fate = fateLost
@@ -348,7 +395,10 @@ func (r *run) conclude() {
 			fate = fateParked
 		}
 		for _, m := range r.broker.Queue(q.Name).Messages() {
-			o := res.byID[m.ID()]
+			if m.Message == nil {
+				continue
+			}
+			o := r.outcomes[keyOf(m.Message)]
 			if o == nil {
 				continue
 			}

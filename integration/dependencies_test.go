@@ -2,6 +2,7 @@ package integration
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,7 +18,7 @@ func TestSDKDependsOnGoAMQPAlone(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "../...").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	for path := range strings.FieldsSeq(string(out)) {
-		if !strings.Contains(path, "/integration/internal/") { // only tests import it
+		if !strings.Contains(path, "/integration/") { // only tests import it
 			sdk = append(sdk, path)
 		}
 	}
@@ -34,12 +35,13 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 	const module = "github.com/hopback/hopback/"
 	for pkg, may := range map[string][]string{
 		"": {"argument", "client", "declare", "retry"}, "argument": {}, "adapter": {"client"}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument", "client/instrument"}, "client/instrument": {"address"},
-		"declare/audit": {"address", "argument", "declare"}, "internal/frames": {},
-		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/audit"}, "desk": {"address", "argument", "client", "declare", "declare/audit", "partition", "retry"},
-		"schedule":     {"address", "argument", "client", "declare", "middleware/dedupe"},
-		"topologyfile": {"argument", "client", "declare", "retry"},
-		"rpc":          {"address", "argument", "client", "client/instrument", "declare"},
-		"stream":       {"adapter", "address", "argument", "client", "client/instrument", "declare", "retry"},
+		"declare/check": {"declare"}, "internal/rules": {"address", "argument", "declare"}, "internal/frames": {},
+		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/check"}, "operate/desk": {"address", "argument", "client", "declare", "declare/check", "operate/audit", "partition", "retry"},
+		"fair":                 {"address", "argument", "client", "declare", "retry"},
+		"schedule":             {"address", "argument", "client", "declare", "middleware/dedupe"},
+		"operate/topologyfile": {"argument", "client", "declare", "retry"},
+		"rpc":                  {"address", "argument", "client", "client/instrument", "declare"},
+		"stream":               {"adapter", "address", "argument", "client", "client/instrument", "declare", "retry"},
 	} {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{join .Imports "\n"}}`, "../"+pkg).CombinedOutput()
 		require.NoError(t, err, "%s", out)
@@ -51,11 +53,30 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 	}
 }
 
+// operate is for people who run brokers. A service that uses the SDK compiles nothing of it, and nothing of what
+// only we run.
+func TestTheSDKImportsNothingOfOperate(t *testing.T) {
+	t.Parallel()
+	const root = "github.com/hopback/hopback/"
+	others := func(path string) bool {
+		return slices.ContainsFunc([]string{"operate", "integration", "hopbacktest"}, func(folder string) bool { return strings.HasPrefix(path, root+folder) })
+	}
+	out, err := exec.CommandContext(t.Context(), "go", "list", "../...").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	sdk := append([]string{"list", "-deps"}, slices.DeleteFunc(strings.Fields(string(out)), others)...)
+	require.Greater(t, len(sdk), 40)
+	out, err = exec.CommandContext(t.Context(), "go", sdk...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for path := range strings.FieldsSeq(string(out)) {
+		assert.False(t, others(path), "the SDK imports %s", path)
+	}
+}
+
 // What client hides is in packages that stand on each other in this order: see DESIGN.md.
 func TestPackagesBelowClientKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	const internal = "github.com/hopback/hopback/internal/"
-	order := []string{"failure", "event", "link", "instrumented", "publish", "consume"}
+	order := []string{"failure", "loglines", "link"}
 	for i, pkg := range order {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../internal/"+pkg).CombinedOutput()
 		require.NoError(t, err, "%s", out)
@@ -63,6 +84,20 @@ func TestPackagesBelowClientKeepTheirOrder(t *testing.T) {
 			assert.NotEqual(t, "github.com/hopback/hopback/client", path, pkg)
 			for _, above := range order[i+1:] {
 				assert.NotEqual(t, internal+above, path, "%s stands below it", pkg)
+			}
+		}
+	}
+}
+
+// Names, addresses, and topologies are values: neither these packages nor what they import has connections.
+func TestWhatDeclaresDoesNoIO(t *testing.T) {
+	t.Parallel()
+	for _, pkg := range []string{"argument", "address", "declare"} {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../"+pkg).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		for path := range strings.FieldsSeq(string(out)) {
+			for _, io := range []string{"net", "net/http", "crypto/tls", "github.com/hopback/hopback/client", "github.com/hopback/hopback/internal/link", "github.com/hopback/hopback/internal/amqp"} {
+				assert.NotEqual(t, io, path, pkg)
 			}
 		}
 	}

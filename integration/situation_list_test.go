@@ -59,7 +59,7 @@ func publishing(t *testing.T) map[string]string {
 		rel, _ := filepath.Rel("..", path)
 		if d.IsDir() {
 			switch rel {
-			case ".git", "bench", "bin", "client", "docs", "examples", "integration", "postgres/internal/pgtest", "tools":
+			case ".git", "bin", "client", "docs", "examples", "integration", "postgres/internal/pgtest":
 				// client has the means itself; the others aren't hopback.
 				return filepath.SkipDir
 			}
@@ -91,8 +91,8 @@ func publishesBy(body *ast.BlockStmt) (by string) {
 		switch n := n.(type) {
 		case *ast.SelectorExpr:
 			if call, ok := n.X.(*ast.CallExpr); ok && n.Sel.Name == "Copy" {
-				if s, ok := call.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Internal" {
-					by = "inside.Names.Copy"
+				if f, ok := call.Fun.(*ast.Ident); ok && f.Name == "evidence" {
+					by = "retry's Copy"
 				}
 			}
 			of, ok := n.X.(*ast.Ident)

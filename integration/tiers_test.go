@@ -16,20 +16,20 @@ import (
 
 // What a package's comment says about its tier.
 var tierSentences = map[string]string{
-	"stable":  "This package is stable: see docs/stability.md.",
-	"preview": "This package is a preview: a minor version may change its names. See docs/stability.md.",
+	"stable":  "This package is stable: see docs/versions.md#stability.",
+	"preview": "This package is a preview: a minor version may change its names. See docs/versions.md#stability.",
 }
 
-// The table of docs/stability.md, the first page, and each package agree on what is stable.
+// The table of docs/versions.md, the first page, and each package agree on what is stable.
 func TestTiersAgree(t *testing.T) {
 	t.Parallel()
 	table := map[string][]string{} // tier → packages
-	for _, row := range regexp.MustCompile(`(?m)^\| (stable|preview) \| ([^|]*)\|`).FindAllStringSubmatch(read(t, "docs/stability.md"), -1) {
+	for _, row := range regexp.MustCompile(`(?m)^\| (stable|preview) \| ([^|]*)\|`).FindAllStringSubmatch(read(t, "docs/versions.md"), -1) {
 		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1) {
 			table[row[1]] = append(table[row[1]], name[1])
 		}
 	}
-	require.Len(t, table, 2, "docs/stability.md has a row for each tier")
+	require.Len(t, table, 2, "docs/versions.md has a row for each tier")
 
 	status := regexp.MustCompile(`(?s)\*\*Status:\*\*(.*?)are stable`).FindStringSubmatch(read(t, "README.md"))
 	require.NotNil(t, status, "README.md has a status")
@@ -50,7 +50,7 @@ func TestTiersAgree(t *testing.T) {
 				}
 			}
 		}
-		if !assert.Len(t, tiers, 1, "docs/stability.md names %s once", p.name) || p.name == "cmd/hopback" {
+		if !assert.Len(t, tiers, 1, "docs/versions.md names %s once", p.name) || p.name == "cmd/hopback" {
 			continue
 		}
 		for tier, sentence := range tierSentences {
@@ -63,7 +63,7 @@ func TestTiersAgree(t *testing.T) {
 	assert.Empty(t, slices.Compact(wrong), "the comment of each package says its tier, in the words of tierSentences")
 	for _, names := range table {
 		for _, name := range names {
-			assert.True(t, seen[name], "docs/stability.md names %s, which isn't a package", name)
+			assert.True(t, seen[name], "docs/versions.md names %s, which isn't a package", name)
 		}
 	}
 }
@@ -77,7 +77,7 @@ type publicPackage struct {
 func publicPackages(t *testing.T) (all []publicPackage) {
 	t.Helper()
 	const root = "github.com/hopback/hopback"
-	private := regexp.MustCompile(`/(internal|integration|examples|bench|tools)(/|$)`)
+	private := regexp.MustCompile(`/(internal|integration|examples)(/|$)`)
 	for _, m := range modules(t) {
 		list := exec.CommandContext(t.Context(), "go", "list", "-f", "{{.ImportPath}}\t{{.Dir}}", "./...")
 		list.Dir = m.Dir

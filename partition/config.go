@@ -24,7 +24,9 @@ type Config struct {
 	// pod, gets much the same partitions again. At most 200 bytes. Default: the host's name.
 	Worker string
 	// Key returns the key of a message. Messages of a key must be in one partition. Key is called
-	// while messages are received, so it must be fast. Default: the routing key.
+	// while messages are received, so it must be fast. If it panics, the message is dead-lettered
+	// with client.ReasonPanicked, also with BlockKey: it can't be handled in order. Default: the
+	// routing key.
 	Key func(*client.Delivery) string
 	// Concurrency is how many handlers run at once in this worker, over all its partitions, up to
 	// 10,000. Default: 16.
@@ -96,7 +98,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Failed != SkipMessage && c.Failed != BlockKey {
 		errs = append(errs, argument.At(at.Field("Failed"), argument.CodeUnknown, string(c.Failed), "is unknown", "use partition.SkipMessage or partition.BlockKey"))
 	}
-	policy, err := c.Retry.Internal()
+	policy, err := inside.InPlace(retry.With(c.Retry)(nil))
 	if bad, ok := errors.AsType[*argument.Error](err); ok {
 		here := *bad
 		here.Path = append(slices.Clone(at.Field("Retry")), bad.Path[1:]...)
@@ -110,11 +112,12 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // routingKey is the default Key. A replayed dead letter came to its queue with the queue's name as
-// its routing key, and brings the first one along.
+// its routing key, and brings the first one along. Other messages may, too: a copy has the
+// annotations of the message that it was made of, which was of another key.
 func routingKey(d *client.Delivery) string {
-	if first, ok := d.Annotation(annotation.RoutingKey).(string); ok {
+	key, _ := d.Annotation("x-routing-key").(string)
+	if first, ok := d.Annotation(annotation.RoutingKey).(string); ok && key == d.Queue() {
 		return first
 	}
-	key, _ := d.Annotation("x-routing-key").(string)
 	return key
 }

@@ -4,15 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/inside"
-	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/loglines"
 	"github.com/hopback/hopback/internal/oldbroker"
+	"github.com/hopback/hopback/internal/startcheck"
+	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // ErrWrongGroup means that a queue of the group wasn't declared with the fields of the worker's
@@ -33,6 +38,9 @@ var ErrWrongGroup = errors.New("the queue was declared for another group")
 // Don't use retry.With in h: set [Config.Retry]. A later generation of a group handles nothing
 // before [Reshard] is done.
 //
+// During a memory or disk alarm the broker answers no requests. A worker that starts then trusts g, and
+// returns an error about it only after the alarm. A later generation waits for the end of the alarm.
+//
 // The errors are those of Conn.Consume. [*argument.Error] also means that RabbitMQ is older than
 // 4.3, and [ErrWrongGroup] that the queues don't fit.
 func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, cfg Config) error {
@@ -49,25 +57,71 @@ func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, 
 	if cfg, err = cfg.withDefaults(); err != nil {
 		return err
 	}
-	var timeout time.Duration
-	if err := persist(ctx, conn, func() (err error) {
-		timeout, err = g.check(ctx, conn)
-		return err
-	}); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	in := inside.Of(conn)
+	version, err := in.AwaitVersion(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return &client.Error{Op: "consume", Target: g.Name, Kind: client.ErrClosed, Err: err}
+	}
+	if err := supported(version); err != nil {
 		return err
 	}
-	w := newWorker(g, h, cfg, conn.Internal().Log().With("group", g.Name, "worker", cfg.Worker))
-	w.timeout = timeout
-	return w.run(ctx, conn)
+	lines := loglines.NewRepeats(in.Log().Handler())
+	defer lines.Flush()
+	w := newWorker(g, h, cfg, slog.New(lines).With("group", g.Name, "worker", cfg.Worker))
+	w.clock = newClock(workerclock.From(ctx))
+	parent := ctx
+	ctx, fail := context.WithCancelCause(parent)
+	defer fail(nil)
+	var pending *startcheck.Pending[limits]
+	err = in.Start(g.Name, func() error {
+		var found limits
+		found, pending, err = startcheck.Check[limits]{
+			Run: func(ctx context.Context) (found limits, err error) {
+				err = persist(ctx, conn, func() (err error) {
+					found, err = g.check(ctx, conn)
+					return err
+				})
+				return found, err
+			},
+			AwaitAlarm: in.AwaitAlarm, Stop: fail, Log: w.log,
+		}.Start(ctx, w.learn)
+		if err == nil && pending == nil {
+			w.learn(found)
+		}
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		return err
+	}
+	if pending != nil {
+		w.log.Warn("hopback: the broker answers no requests during its memory or disk alarm. The worker starts without a check of the group's queues and without hearing other workers; the check runs after the alarm")
+	}
+	if ctx.Err() == nil {
+		err = w.run(ctx, fail, conn)
+	} else {
+		err = failure(ctx)
+	}
+	if parent.Err() != nil && err == context.Cause(parent) {
+		return nil
+	}
+	return err
+}
+
+// supported refuses a broker that doesn't report which consumer is the active one.
+func supported(version string) error {
+	if version != "" && oldbroker.Of(client.Broker{Version: version}.AtLeast).LacksActiveState {
+		return argument.New("conn", version, "needs RabbitMQ 4.3 or later, and the broker is "+version, "upgrade RabbitMQ, or use one queue with a single active consumer and middleware/ordered")
+	}
+	return nil
 }
 
 // persist calls f again as long as it fails because the connection was lost.
 func persist(ctx context.Context, conn *client.Conn, f func() error) (err error) {
 	for failures := 0; ; failures++ {
-		if err = f(); err == nil || !errors.Is(err, client.ErrConnectionLost) || !link.Pause(ctx, conn.Internal().Pause(failures)) {
+		if err = f(); err == nil || !errors.Is(err, client.ErrConnectionLost) || !backoff.Sleep(ctx, inside.Of(conn).Pause(failures)) {
 			return err
 		}
 	}
@@ -80,43 +134,64 @@ const consumerTimeout = 30 * time.Minute
 // maxConsumerTimeout is the longest that a consumer can ask for. A queue can have a longer one.
 const maxConsumerTimeout = math.MaxUint32 * time.Millisecond
 
-// check refuses a broker or queues that can't keep the order. It returns the shortest consumer
-// timeout of the queues.
-func (g Group) check(ctx context.Context, conn *client.Conn) (shortest time.Duration, err error) {
-	shortest = maxConsumerTimeout
+// limits are what the arguments of a group's queues say.
+type limits struct {
+	timeout    time.Duration // the shortest consumer timeout
+	deliveries int64         // the lowest delivery limit; -1: none
+	counts     bool          // RabbitMQ itself has a delivery limit
+}
+
+// check refuses a broker or queues that can't keep the order.
+func (g Group) check(ctx context.Context, conn *client.Conn) (found limits, err error) {
+	found = limits{timeout: maxConsumerTimeout, deliveries: -1}
 	for i := range g.Partitions {
 		info, err := declare.Inspect(ctx, conn.Management(), g.queue(i))
-		b := conn.Broker()
-		if b.Version != "" && oldbroker.Of(b.AtLeast).LacksActiveState {
-			return 0, argument.New("conn", b.Version, "needs RabbitMQ 4.3 or later, and the broker is "+b.Version, "upgrade RabbitMQ, or use one queue with a single active consumer and middleware/ordered")
+		if err := supported(conn.Broker().Version); err != nil {
+			return found, err
 		}
 		if err != nil {
-			return 0, err
+			return found, err
 		}
 		for key, want := range map[string]any{argPartitions: int64(g.Partitions), argWindow: int64(g.Window), "x-single-active-consumer": true} {
 			if got := info.Arguments[key]; got != want {
-				return 0, fmt.Errorf("hopback: consume %q: %w: its %s is %v, and the worker's group has %v; use the same Group in all workers, and Reshard to change it", info.Name, ErrWrongGroup, key, got, want)
+				return found, fmt.Errorf("hopback: consume %q: %w: its %s is %v, and the worker's group has %v; use the same Group in all workers, and Reshard to change it", info.Name, ErrWrongGroup, key, got, want)
 			}
 		}
 		timeout := consumerTimeout
 		if ms, ok := info.Arguments["x-consumer-timeout"].(int64); ok {
 			timeout = min(time.Duration(min(ms, math.MaxUint32))*time.Millisecond, maxConsumerTimeout)
 		}
-		shortest = min(shortest, timeout)
+		found.timeout = min(found.timeout, timeout)
+		limit, set := info.Arguments[argLimit].(int64)
+		if !set {
+			limit = defaultLimit
+		}
+		if limit >= 0 && (found.deliveries < 0 || limit < found.deliveries) {
+			found.deliveries = limit
+		}
+		found.counts = found.counts || info.Arguments["x-delivery-limit"] != int64(declare.Unlimited)
 		for _, key := range []string{"x-message-ttl", "x-expires", "x-delayed-retry-type"} {
 			if got, set := info.Arguments[key]; set {
-				return 0, fmt.Errorf("hopback: consume %q: %w: its %s is %v, which breaks the order of its messages; declare it without", info.Name, ErrWrongGroup, key, got)
+				return found, fmt.Errorf("hopback: consume %q: %w: its %s is %v, which breaks the order of its messages; declare it without", info.Name, ErrWrongGroup, key, got)
 			}
 		}
 	}
-	return shortest, nil
+	return found, nil
 }
 
-// run consumes until ctx ends, or one of the consumers can't.
-func (w *worker) run(ctx context.Context, conn *client.Conn) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	in := conn.Internal()
+// learn takes over what the check has found. Before, during an alarm, no message reaches the group's
+// delivery limit.
+func (w *worker) learn(found limits) {
+	w.timeout.Store(int64(found.timeout))
+	w.limit.Store(found.deliveries)
+	if found.counts {
+		w.log.Warn("hopback: RabbitMQ has a delivery limit for the group's queues, and dead-letters what a worker holds when its connection was lost that often; declare the queues by Group.Topology")
+	}
+}
+
+// run consumes until ctx ends, or one of the consumers can't, and calls fail.
+func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *client.Conn) error {
+	in := inside.Of(conn)
 	heard, hangUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer hangUp()
 	var leave func()
@@ -126,7 +201,7 @@ func (w *worker) run(ctx context.Context, conn *client.Conn) error {
 	})
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil
+			return failure(ctx)
 		}
 		return err
 	}
@@ -135,12 +210,26 @@ func (w *worker) run(ctx context.Context, conn *client.Conn) error {
 		return failure(ctx)
 	}
 	w.ctx, w.fail = ctx, fail
+	w.seals.ask = func() (string, error) {
+		ctx, cancel := context.WithTimeout(ctx, sealLimit)
+		defer cancel()
+		return w.group.markerSeal(ctx, conn)
+	}
+	w.seals.failed = func(err error) {
+		if ctx.Err() == nil {
+			w.log.Warn("hopback: the broker hasn't answered whether a message is a marker of Reshard; the message waits", "error", err)
+		}
+		backoff.Sleep(ctx, sealPause)
+	}
 	w.consume = func(ctx context.Context, p *part) error {
 		return in.ConsumeGated(ctx, p.queue, inside.Gated[*client.Delivery]{
-			Window: w.group.Window, Concurrency: min(w.cfg.Concurrency, w.group.Window), Grace: w.cfg.Grace, ConsumerTimeout: w.timeout,
+			Window: w.group.Window, Concurrency: min(w.cfg.Concurrency, w.group.Window), Grace: w.cfg.Grace, ConsumerTimeout: time.Duration(w.timeout.Load()),
 			Key: p.key, Handler: &handler{w, p}, Turn: p.began, Over: p.ended, Attached: p.lineUp,
 		})
 	}
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	asking.Go(func() { w.clock.run(ctx, in.ReadClock) })
 	stop := make(chan struct{})
 	go w.loop(ctx, stop)
 	<-w.left

@@ -49,8 +49,8 @@
 //
 //   - A worker whose process was suspended isn't stopped: it doesn't notice that it has lost its
 //     partitions before it continues.
-//   - A message that has reached the queue's delivery limit is dead-lettered by the broker, in any
-//     order.
+//   - A worker that is connected to a node that the others lost isn't stopped either, until the node is
+//     back.
 //   - Order by key starts at the queue: publishers that publish a key's messages concurrently have
 //     no order.
 //   - Messages with a priority overtake others, and RabbitMQ drops those whose ttl is over. Publish
@@ -65,5 +65,8 @@
 // The number of attempts is in memory. A worker that leaves writes it into the message; one that
 // crashes can't, so its successor begins to count again, without the rest of the delay.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// A message that crashes its workers is found out, and dead-lettered in the end; those that the
+// workers held with it are not. See docs/partitions.md.
+//
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package partition

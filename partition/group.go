@@ -1,8 +1,10 @@
 package partition
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
@@ -33,7 +35,10 @@ const (
 	maxWindow      = 256 // RabbitMQ gives a queue more credit only piece by piece
 	maxGenerations = 1000
 	defaultWindow  = 100
-	maxName        = 200 // bytes, so that there is room for what follows the name
+	// disconnectedTimeout is how long RabbitMQ keeps the partitions of workers whose node is down. Its own
+	// default is a minute.
+	disconnectedTimeout = 5 * time.Second
+	maxName             = 200 // bytes, so that there is room for what follows the name
 )
 
 // Arguments of a partition's queue. RabbitMQ keeps arguments that it doesn't know, and refuses to
@@ -93,16 +98,35 @@ func (g Group) queue(i int) string { return fmt.Sprintf("%s.%d.%03d", g.Name, g.
 // hash is the exchange of a generation.
 func (g Group) hash() string { return fmt.Sprintf("%s.%d", g.Name, g.Generation) }
 
-// after is the exchange for what a generation doesn't take any more.
+// now is the exchange that leads to the generation in use. It is behind the one that publishers
+// use, so a queue that others bind to that one gets copies and takes nothing away. A modulus-hash
+// exchange routes each message by exactly one of its bindings. So [Reshard] can add the binding of
+// the next generation and then remove the one before it: each key moves once, no message gets two
+// copies, and none is without a route (TestModulusHashLeadsToExchanges).
+func (g Group) now() string { return g.Name + ".now" }
+
+// after is the exchange that led to the generations after this one before [Group.now] existed. It
+// is still the alternate exchange of the one before, which can't be changed in place, and routes
+// what would otherwise have no route.
 func (g Group) after() string { return fmt.Sprintf("%s.after.%d", g.Name, g.Generation) }
 
-// front is the exchange that leads to this generation: for the first it is the one that
-// publishers use.
+// front is the exchange that publishers use, and for a later generation the one that led to it
+// before [Group.now] existed.
 func (g Group) front() string {
 	if g.Generation == 1 {
 		return g.Name
 	}
 	return fmt.Sprintf("%s.after.%d", g.Name, g.Generation-1)
+}
+
+// inUse is the binding that everything passes, behindNow the one that leads to this generation,
+// and behindFront the one that did so before [Group.now] existed.
+func (g Group) inUse() declare.Binding { return declare.Binding{Source: g.Name, Exchange: g.now()} }
+func (g Group) behindNow() declare.Binding {
+	return declare.Binding{Source: g.now(), Exchange: g.hash()}
+}
+func (g Group) behindFront() declare.Binding {
+	return declare.Binding{Source: g.front(), Exchange: g.hash()}
 }
 
 func (g Group) members() string { return fmt.Sprintf("%s.%d.members", g.Name, g.Generation) }
@@ -112,15 +136,24 @@ func (g Group) opened() string { return fmt.Sprintf("%s.%d.opened", g.Name, g.Ge
 
 // Topology returns the exchanges, queues, and bindings of the group. q has what all queues of the
 // partitions have in common, such as DeadLetter, which is required. Its Name stays empty, and
-// SingleActiveConsumer is always set.
+// SingleActiveConsumer is always set. These fields have another meaning here:
+//
+//   - DeliveryLimit is how many workers a message may crash before it isn't retried any more: see
+//     [Config.Failed]. At least 5, the default is 20; declare.Unlimited: any number. Lost connections
+//     don't count. RabbitMQ's own limit is off, because it counts those, and a crash for each message
+//     that the worker holds.
+//   - ConsumerDisconnectedTimeout is 5 s by default, so that the partitions of a worker whose node is
+//     down have another owner soon.
 //
 // The errors are *[argument.Error]s. The topology doesn't contain the dead-letter exchange, nor
 // the queue behind it.
 //
-//	publishers ──▶ Name (fanout) ──▶ Name.1 (x-modulus-hash) ──▶ Name.1.000, Name.1.001, …
-//	                  │ once Name.1 is gone: see Reshard
-//	                  ▼
-//	               Name.after.1 (fanout) ──▶ Name.2 (x-modulus-hash) ──▶ …
+//	publishers ──▶ Name (fanout) ──▶ Name.now ──▶ Name.1 (x-modulus-hash) ──▶ Name.1.000, …
+//	                  │                 └─ after Reshard ──▶ Name.2 (x-modulus-hash) ──▶ …
+//	                  └──▶ queues that others bind: they get copies
+//
+// Bind other queues to the exchange Name only. Each exchange after it routes a message by one of
+// its bindings, so one more would take its share of the messages.
 func (g Group) Topology(q declare.QuorumQueue) (declare.Topology, error) {
 	g, err := g.withDefaults()
 	if err == nil {
@@ -135,13 +168,20 @@ func (g Group) Topology(q declare.QuorumQueue) (declare.Topology, error) {
 			{Name: g.hash(), Type: declare.ExchangeModulusHash},
 			{Name: g.members(), Type: declare.ExchangeFanout},
 		},
-		Bindings: []declare.Binding{{Source: g.front(), Exchange: g.hash()}},
+		Bindings: []declare.Binding{g.behindFront()},
+	}
+	if g.Generation == 1 {
+		t.Exchanges = append(t.Exchanges, declare.Exchange{Name: g.now(), Type: declare.ExchangeModulusHash})
+		t.Bindings = []declare.Binding{g.inUse(), g.behindNow()}
 	}
 	given := q.Arguments
 	q.SingleActiveConsumer = true
+	limit := int64(cmp.Or(q.DeliveryLimit, defaultLimit))
+	q.DeliveryLimit = declare.Unlimited // RabbitMQ's counts lost connections: see poisons
+	q.ConsumerDisconnectedTimeout = cmp.Or(q.ConsumerDisconnectedTimeout, disconnectedTimeout)
 	for i := range g.Partitions {
 		q.Name = g.queue(i)
-		q.Arguments = map[string]any{argPartitions: int64(g.Partitions), argWindow: int64(g.Window)}
+		q.Arguments = map[string]any{argPartitions: int64(g.Partitions), argWindow: int64(g.Window), argLimit: limit}
 		for k, v := range given {
 			q.Arguments[k] = v
 		}

@@ -17,6 +17,13 @@ type attempts struct {
 	retries int
 	first   time.Time // of its failures; zero: it hasn't failed
 	blocked bool      // it isn't retried by the policy any more
+	// sealed is the number of the question that says whether it is a marker, and ordinary that it
+	// isn't, although it has the annotation of one. See seals.
+	sealed   uint64
+	ordinary bool
+	since    time.Time // when a marker came
+	// tried says that it counted as poison, and that its handler was called in this turn.
+	tried bool
 }
 
 const (
@@ -25,7 +32,7 @@ const (
 	maxHold = 24 * time.Hour
 	// blockedEvery is how often a blocked message is tried.
 	blockedEvery = 5 * time.Minute
-	// clockSkew is how far another worker's clock may be ahead.
+	// clockSkew is how far the clock of a worker may be ahead that couldn't ask for the broker's.
 	clockSkew = time.Minute
 )
 
@@ -41,9 +48,6 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 }
 
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
-	if id, ok := markerOf(d.Message()); ok {
-		return h.part.marked(id)
-	}
 	var was attempts
 	again := inside.AgainFrom(ctx)
 	if again != nil {
@@ -51,16 +55,29 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	} else {
 		past := h.of.cfg.policy.Past(d.Message())
 		was.retries, was.first = past.Retries, past.First
+		select {
+		case <-h.of.clock.ready: // times in messages follow the broker's clock
+		case <-ctx.Done():
+			return h.keep(again, was)
+		}
 		if acquired, _ := d.Annotation("x-acquired-count").(int64); acquired > 0 {
-			if left := left(past, time.Now()); left > 0 {
+			if left := left(past, h.of.clock.passed()); left > 0 {
+				h.part.poisons.waits(h.of.cfg.Key(d))
 				return &inside.Again{Delay: left, Retries: was.retries, State: was}
 			}
 		}
 	}
-	if !h.of.slot(ctx, h.part) {
-		return h.keep(again, was)
+	if ordinary, again := h.marker(d, &was); !ordinary {
+		return again
 	}
-	defer func() { <-h.of.slots }()
+	if h.of.held.Load().holds(func() string { return h.of.cfg.Key(d) }, d) {
+		return &inside.Again{Delay: heldPause, Retries: was.retries, State: was}
+	}
+	end, instead := h.begin(ctx, d, again, &was)
+	if end == nil {
+		return instead
+	}
+	defer end()
 	returned := false
 	defer outcome.Catch(&returned, func(value any, stack []byte) {
 		err = h.giveUp(d, was, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack})
@@ -70,6 +87,12 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	})
 	err = h.judge(ctx, d, again, was, h.of.inner.Handle(ctx, d))
 	returned = true
+	if _, inHand := err.(*inside.Again); inHand {
+		h.part.poisons.waits(h.of.cfg.Key(d))
+	}
+	if ctx.Err() == nil {
+		err = h.survivor(d, err)
+	}
 	return err
 }
 
@@ -109,7 +132,7 @@ func (h *handler) judge(ctx context.Context, d *client.Delivery, again *inside.A
 		if o.Reason == "" {
 			o.Reason = retry.ReasonRejected
 		}
-		history := h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, 0, o.Err)
+		history := h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, h.of.clock.now(), 0, o.Err)
 		for k, v := range o.Annotations {
 			history[k] = v
 		}
@@ -125,7 +148,7 @@ func (h *handler) judge(ctx context.Context, d *client.Delivery, again *inside.A
 		if o.Failed {
 			return h.decided(d, was, err, outcome.Verdict{})
 		}
-		return &inside.Again{Delay: hold(h.of.cfg.policy.Decide(inside.Attempt{Err: err, Now: time.Now()}).Delay), Retries: was.retries, State: was, Err: err}
+		return &inside.Again{Delay: hold(h.of.cfg.policy.Decide(inside.Attempt{Err: err, Now: h.of.clock.now()}).Delay), Retries: was.retries, State: was, Err: err}
 	default:
 		return o
 	}
@@ -133,7 +156,7 @@ func (h *handler) judge(ctx context.Context, d *client.Delivery, again *inside.A
 
 // decided carries out what the policy decides.
 func (h *handler) decided(d *client.Delivery, was attempts, err error, says outcome.Verdict) error {
-	now := time.Now()
+	now := h.of.clock.now()
 	if was.blocked {
 		return h.block(d, was, err)
 	}
@@ -165,13 +188,13 @@ func hold(delay time.Duration) time.Duration { return min(max(delay, minHold), m
 func (h *handler) giveUp(d *client.Delivery, was attempts, reason client.Reason, err error) error {
 	if h.of.cfg.Failed == BlockKey {
 		if was.first.IsZero() {
-			was.first = time.Now()
+			was.first = h.of.clock.now()
 		}
 		h.of.log.Error("hopback: a message isn't retried by its policy any more; its key is blocked", "queue", h.part.queue, "key", h.of.cfg.Key(d), "reason", string(reason), "error", client.ErrorText(err))
 		return h.block(d, was, err)
 	}
 	report(d, instrument.Decision{Kind: instrument.DecisionDeadLetter, Attempt: was.retries + 1, Reason: string(reason), Err: err})
-	return client.DeadLetter{Reason: reason, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, 0, err)}
+	return client.DeadLetter{Reason: reason, Err: err, Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, h.of.clock.now(), 0, err)}
 }
 
 // block keeps a message at the head of its key.
@@ -185,7 +208,7 @@ func (h *handler) block(d *client.Delivery, was attempts, err error) error {
 func (h *handler) wait(d *client.Delivery, was attempts, delay time.Duration, err error) error {
 	return &inside.Again{
 		Delay: delay, Retries: was.retries, State: was, Err: err,
-		Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, delay, err),
+		Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, h.of.clock.now(), delay, err),
 	}
 }
 

@@ -15,8 +15,12 @@ import (
 
 // State is what a partition's owner and its queue report. [Inspect] returns it.
 type State struct {
-	Partition int    `json:"partition"`
-	Queue     string `json:"queue"`
+	// Generation is that of the group. If it is an earlier one, messages wait in a queue that
+	// [Reshard] has emptied: perhaps an import of old definitions has brought it back. A worker moves
+	// them, if the earlier generation has none.
+	Generation int    `json:"generation"`
+	Partition  int    `json:"partition"`
+	Queue      string `json:"queue"`
 	// Owner is the Config.Worker of the worker that handles the partition; "" if there is none.
 	Owner string `json:"owner"`
 	// Waiting is how many messages wait in the queue. It doesn't include those that the owner
@@ -28,7 +32,8 @@ type State struct {
 // in beatEvery.
 const answering = 2 * beatEvery
 
-// Inspect returns the state of each partition, in their order. It asks the group's workers, and
+// Inspect returns the state of each partition, in their order, and behind them the queues of earlier
+// generations in which messages wait. It asks the group's workers, and
 // waits for up to 2 s if a partition has no owner. It needs the permissions of a worker.
 //
 // The errors are those of declare.Inspect, such as declare.ErrNotFound.
@@ -46,7 +51,11 @@ func Inspect(ctx context.Context, conn *client.Conn, g Group) ([]State, error) {
 		if err != nil {
 			return nil, err
 		}
-		states[i] = State{Partition: i, Queue: info.Name, Waiting: info.Messages}
+		states[i] = State{Generation: g.Generation, Partition: i, Queue: info.Name, Waiting: info.Messages}
+	}
+	earlier, err := g.earlier(ctx, conn.Management())
+	if err != nil {
+		return nil, err
 	}
 	owners, err := g.ask(ctx, conn)
 	if err != nil {
@@ -55,7 +64,39 @@ func Inspect(ctx context.Context, conn *client.Conn, g Group) ([]State, error) {
 	for i := range states {
 		states[i].Owner = owners[i]
 	}
+	return append(states, earlier...), nil
+}
+
+// earlier returns the queues of earlier generations in which messages wait.
+func (g Group) earlier(ctx context.Context, m declare.Requester) (states []State, err error) {
+	for n := max(1, g.Generation-upkeepPast); n < g.Generation; n++ {
+		queues, err := (Group{Name: g.Name, Generation: n}).existing(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		for i, q := range queues {
+			if q.Messages > 0 {
+				states = append(states, State{Generation: n, Partition: i, Queue: q.Name, Waiting: q.Messages})
+			}
+		}
+	}
 	return states, nil
+}
+
+// existing returns the queues of a generation that exist, from the first one on. Their number isn't
+// known.
+func (g Group) existing(ctx context.Context, m declare.Requester) (queues []declare.QueueInfo, err error) {
+	for i := range maxPartitions {
+		q, err := declare.Inspect(ctx, m, g.queue(i))
+		if errors.Is(err, declare.ErrNotFound) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		queues = append(queues, q)
+	}
+	return queues, nil
 }
 
 // ask returns the owner of each partition that has one.
@@ -68,7 +109,7 @@ func (g Group) ask(ctx context.Context, conn *client.Conn) (map[int]string, erro
 		case beats <- b:
 		case <-asking.Done():
 		}
-	}, fail)
+	}, fail, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +155,7 @@ func ownersOf(last map[string]beat) map[int]string {
 }
 
 // Find returns the generation of a group that is in use, and the next one, which waits for
-// [Reshard]; next.Generation is 0 if there is none. It reads the arguments of the queues. If there
+// [Reshard] or for its end; next.Generation is 0 if there is none. It reads the arguments of the queues. If there
 // is no such group, the error matches declare.ErrNotFound.
 func Find(ctx context.Context, conn *client.Conn, name string) (now, next Group, err error) {
 	if conn == nil {
@@ -126,14 +167,11 @@ func Find(ctx context.Context, conn *client.Conn, name string) (now, next Group,
 	var absent error
 	for n := 1; n <= maxGenerations; n++ {
 		g := Group{Name: name, Generation: n}
-		opened := n == 1
-		if !opened {
-			_, err := declare.Inspect(ctx, conn.Management(), g.opened())
-			if err != nil && !errors.Is(err, declare.ErrNotFound) {
-				return Group{}, Group{}, err
-			}
-			opened = err == nil
+		opened, left, err := g.isOpen(ctx, conn.Management())
+		if err != nil {
+			return Group{}, Group{}, err
 		}
+		opened = opened && len(left.parts) == 0
 		info, err := declare.Inspect(ctx, conn.Management(), g.queue(0))
 		switch {
 		case errors.Is(err, declare.ErrNotFound) && opened: // its queues were deleted after a Reshard

@@ -12,7 +12,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/health"
-	"github.com/hopback/hopback/internal/dev/partitionrig"
+	"github.com/hopback/hopback/integration/partitionrig"
 	"github.com/hopback/hopback/partition"
 )
 

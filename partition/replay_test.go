@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 )

@@ -3,8 +3,9 @@ package partition
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -29,17 +30,26 @@ type ReshardConfig struct {
 //  1. Apply the topology of to.
 //  2. Start workers for to. They wait. Those of from continue to run.
 //
-// Reshard deletes the exchange of the old generation, and with that, in one step, RabbitMQ routes
-// all further messages to the new one. It waits until the old workers have completed all messages
-// of the old generation, and then has the new workers begin. So the order by key is kept across
-// the switch, apart from messages that are later than [ReshardConfig.Late]; no message is lost.
-// The new generation stands still while the old one is finished, so reshard when the backlog is
-// short.
+// Reshard has RabbitMQ route all further messages to the new generation: each key moves in one step.
+// It waits until the old workers have completed the messages of the old generation, and then has the
+// new workers begin. So the order by key is kept across the switch, apart from messages that are later
+// than [ReshardConfig.Late]; no message is lost. The new generation stands still while the old one is
+// finished, so reshard when the backlog is short.
 //
-// If Reshard fails or ctx ends, call it again with the same arguments: it continues. Afterwards
-// stop the old workers, and delete the old queues when they are empty. Never apply the topology
-// of the old generation again: RabbitMQ refuses that, because Reshard leaves an exchange of
-// another type in its place.
+// It doesn't wait for keys whose messages are in hand, such as those that [BlockKey] holds, or that
+// have a long delay, nor for a partition that isn't finished after 15 s: the new workers begin with the
+// other keys. They keep the messages of these keys until the old workers have completed theirs, and
+// Reshard returns when all are.
+//
+// If Reshard fails or ctx ends, call it again with the same arguments: it continues. It can be
+// interrupted anywhere. Before the new workers begin, all messages wait until it is called again;
+// afterwards, only those of the keys that aren't finished.
+//
+// Afterwards stop the old workers, and delete the old queues when they are empty, but no exchange.
+// Never apply the topology of the old generation again: RabbitMQ refuses that, because Reshard leaves
+// an exchange of another type in its place, which leads to the next generation. So definitions that
+// were exported before the Reshard can be imported again. The new workers remove the bindings and
+// report that, and bring messages of the old queues to the new ones.
 func Reshard(ctx context.Context, conn *client.Conn, from, to Group, cfg ReshardConfig) error {
 	if conn == nil {
 		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
@@ -60,123 +70,246 @@ func Reshard(ctx context.Context, conn *client.Conn, from, to Group, cfg Reshard
 	if cfg.Late == 0 {
 		cfg.Late = 5 * time.Second
 	}
+	m := conn.Management()
+	opened, left, err := to.isOpen(ctx, m)
+	if err != nil {
+		return err
+	}
 	for _, g := range []Group{from, to} {
+		if g.Generation == from.Generation && opened && len(left.parts) == 0 {
+			continue // its queues may be gone
+		}
 		if _, err := g.check(ctx, conn); err != nil {
 			return err
 		}
 	}
-	if err := from.redirect(ctx, conn, to); err != nil {
+	if err := from.redirect(ctx, m, to); err != nil {
 		return err
 	}
-	for round := range 2 {
-		if err := from.finish(ctx, conn, func(finished int) {
-			if round == 1 && cfg.Progress != nil {
-				cfg.Progress(finished, from.Partitions)
-			}
-		}); err != nil {
-			return err
-		}
-		if round > 0 {
-			break
-		}
-		select {
-		case <-time.After(cfg.Late):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if opened && len(left.parts) == 0 {
+		return nil
 	}
-	flag := declare.QuorumQueue{Name: to.opened(), DeadLetter: declare.Drop()}
-	_, err = declare.Apply(ctx, conn.Management(), declare.Topology{Queues: []declare.Queue{flag}})
-	return err
-}
-
-// redirect has RabbitMQ route further messages to the next generation.
-func (g Group) redirect(ctx context.Context, conn *client.Conn, to Group) error {
-	m := conn.Management()
-	bound, err := declare.Bindings(ctx, m, declare.Binding{Source: to.front(), Exchange: to.hash()})
+	seal, err := from.makeSeal(ctx, conn, rand.Text())
 	if err != nil {
 		return err
 	}
-	if len(bound) == 0 {
-		return fmt.Errorf("hopback: reshard %q: generation %d isn't bound; apply its topology first: %w", g.Name, to.Generation, declare.ErrNotFound)
+	d, err := from.newDrain(ctx, conn, seal, cfg.Progress)
+	if err != nil {
+		return err
 	}
-	// A worker of the old generation may apply its topology in between.
-	tombstone := declare.Topology{Exchanges: []declare.Exchange{{Name: g.hash(), Type: declare.ExchangeHeaders}}}
-	for range 10 {
-		if err = declare.DeleteExchange(ctx, m, g.hash()); err != nil {
+	defer d.end()
+	if !opened {
+		if left, err = d.both(cfg.Late); err != nil {
 			return err
 		}
-		if _, err = declare.Apply(ctx, m, tombstone); !errors.Is(err, declare.ErrConflict) {
+		if err := to.open(d.ctx, m, left); err != nil {
 			return err
 		}
 	}
-	return err
+	return d.rest(m, to, left)
 }
 
-// finish returns when all messages that are in the group's queues now are completed: it puts a
-// marker into each, and waits for the workers' reports.
-func (g Group) finish(ctx context.Context, conn *client.Conn, progress func(finished int)) error {
+const (
+	// markAgain is after how long another marker is put into a partition: a report can be lost with
+	// its worker.
+	markAgain = 30 * time.Second
+	// stalled is for how long Reshard waits for a partition before the other ones go on.
+	stalled = 15 * time.Second
+	// restEvery is how often it looks for what is finished afterwards.
+	restEvery = time.Second
+)
+
+// drain finishes a generation: it puts markers into its queues, and waits for the workers' reports.
+type drain struct {
+	g        Group
+	ctx      context.Context
+	end      func()
+	seal     string // that its markers contain
+	markers  *client.Publisher[string]
+	reports  chan string
+	progress func(finished int)
+
+	round int
+	marks map[string]mark
+}
+
+// mark is a marker that is in a partition.
+type mark struct{ partition, round int }
+
+func (g Group) newDrain(ctx context.Context, conn *client.Conn, seal string, progress func(finished, partitions int)) (*drain, error) {
 	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	reports := make(chan string, maxPartitions)
+	d := &drain{g: g, ctx: ctx, seal: seal, reports: make(chan string, maxPartitions), marks: map[string]mark{}}
+	d.progress = func(finished int) {
+		if progress != nil {
+			progress(finished, g.Partitions)
+		}
+	}
 	hangUp, err := g.listen(ctx, ctx, conn, func(b beat) {
 		if b.Drained == "" {
 			return
 		}
 		select {
-		case reports <- b.Drained:
+		case d.reports <- b.Drained:
 		case <-ctx.Done():
 		}
-	}, fail)
+	}, fail, nil)
 	if err != nil {
-		return err
+		fail(nil)
+		return nil, err
 	}
-	defer hangUp()
-	p, err := client.NewPublisher[string](ctx, conn, address.Address{}, client.PublisherConfig{})
+	d.markers, err = client.NewPublisher[string](ctx, conn, address.Address{}, client.PublisherConfig{})
 	if err != nil {
-		return err
+		fail(nil) // before: hear may be waiting
+		hangUp()
+		return nil, err
 	}
-	defer func() { _ = p.Close(context.WithoutCancel(ctx)) }()
-	left := map[int]bool{}
-	for i := range g.Partitions {
-		left[i] = true
+	d.end = func() {
+		fail(nil)
+		_ = d.markers.Close(context.WithoutCancel(ctx))
+		hangUp()
 	}
-	marks := map[string]int{}
-	// A report can be lost with its worker, so there is another marker from time to time.
-	again := time.NewTicker(markAgain)
-	defer again.Stop()
-	mark := func() error {
-		for i := range left {
-			id := rand.Text()
-			marks[id] = i
-			err := p.Publish(ctx, "", client.PublishTo(address.Queue(g.queue(i))), func(m *client.Message) {
-				m.Annotations = map[any]any{markerKey: id}
-			})
-			if err != nil {
-				return err
-			}
+	return d, nil
+}
+
+// mark puts a marker into a partition.
+func (d *drain) mark(i int) error {
+	id := rand.Text()
+	d.marks[id] = mark{i, d.round}
+	return d.markers.Publish(d.ctx, "", client.PublishTo(address.Queue(d.g.queue(i))), func(m *client.Message) {
+		m.Data = [][]byte{{}}
+		m.Annotations = map[any]any{markerKey: d.seal + "/" + id}
+	})
+}
+
+// read returns the partition that a report of this round is about, and the hashes of the keys that its
+// marker has passed.
+func (d *drain) read(report string) (i int, held []string, ok bool) {
+	id, rest, _ := strings.Cut(report, " ")
+	m, ok := d.marks[id]
+	for _, hash := range strings.Fields(rest) {
+		if len(hash) == hashSize && len(held) < maxWindow {
+			held = append(held, hash)
 		}
-		return nil
 	}
-	if err := mark(); err != nil {
-		return err
+	return m.partition, held, ok && m.round == d.round
+}
+
+// both waits twice until what is in the queues is completed, with a pause in between for late
+// messages. It returns what isn't after a while.
+func (d *drain) both(late time.Duration) (unfinished, error) {
+	if _, err := d.all(false); err != nil {
+		return unfinished{}, err
 	}
-	for len(left) > 0 {
+	select {
+	case <-time.After(late):
+	case <-d.ctx.Done():
+		return unfinished{}, context.Cause(d.ctx)
+	}
+	return d.all(true)
+}
+
+// all waits until a marker was reported from every partition, or for a while.
+func (d *drain) all(last bool) (unfinished, error) {
+	d.round++
+	left := unfinished{before: d.g.Partitions, parts: map[int][]string{}}
+	waits := map[int]bool{}
+	for i := range d.g.Partitions {
+		left.parts[i], waits[i] = nil, true
+		if err := d.mark(i); err != nil {
+			return left, err
+		}
+	}
+	enough := time.NewTimer(stalled)
+	defer enough.Stop()
+	for len(waits) > 0 {
 		select {
-		case id := <-reports:
-			if i, ok := marks[id]; ok && left[i] {
-				delete(left, i)
-				progress(g.Partitions - len(left))
+		case report := <-d.reports:
+			i, held, ok := d.read(report)
+			if !ok || !waits[i] {
+				continue
 			}
-		case <-again.C:
-			if err := mark(); err != nil {
+			delete(waits, i)
+			if len(held) == 0 {
+				delete(left.parts, i)
+			}
+			if last {
+				d.progress(d.g.Partitions - len(left.parts))
+			}
+		case <-enough.C:
+			return left, nil
+		case <-d.ctx.Done():
+			return left, context.Cause(d.ctx)
+		}
+	}
+	return left, nil
+}
+
+// rest waits until what is left is finished, and stores what is.
+func (d *drain) rest(m declare.Requester, to Group, left unfinished) error {
+	d.round++
+	marked := map[int]time.Time{} // when a partition got a marker that wasn't reported
+	again := time.NewTicker(restEvery)
+	defer again.Stop()
+	for len(left.parts) > 0 {
+		for i := range left.parts {
+			if at, waits := marked[i]; waits && time.Since(at) < markAgain {
+				continue
+			}
+			if err := d.mark(i); err != nil {
 				return err
 			}
-		case <-ctx.Done():
-			return context.Cause(ctx)
+			marked[i] = time.Now()
+		}
+		select {
+		case <-again.C: // markers that were reported aren't followed at once
+		case <-d.ctx.Done():
+			return context.Cause(d.ctx)
+		}
+		for more := true; more; {
+			select {
+			case report := <-d.reports:
+				i, held, ok := d.read(report)
+				if !ok {
+					continue
+				}
+				delete(marked, i)
+				if err := to.store(d.ctx, m, left, i, held); err != nil {
+					return err
+				}
+				d.progress(d.g.Partitions - len(left.parts))
+			default:
+				more = false
+			}
 		}
 	}
 	return nil
 }
 
-const markAgain = 30 * time.Second
+// store stores what a report says, and takes it out of left.
+func (g Group) store(ctx context.Context, m declare.Requester, left unfinished, i int, held []string) error {
+	keys, unfinished := left.parts[i]
+	if !unfinished {
+		return nil
+	}
+	if keys == nil {
+		var err error
+		if keys, err = g.finished(ctx, m, i, held); err != nil {
+			return err
+		}
+	}
+	still := []string{}
+	for _, hash := range keys {
+		if slices.Contains(held, hash) {
+			still = append(still, hash)
+		} else if err := g.finishedKey(ctx, m, i, hash); err != nil {
+			return err
+		}
+	}
+	left.parts[i] = still
+	if len(still) > 0 {
+		return nil
+	}
+	delete(left.parts, i)
+	_, err := declare.DeleteQueue(ctx, m, g.heldIn(i)) // all of its keys have a flag
+	return err
+}

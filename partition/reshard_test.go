@@ -2,7 +2,10 @@ package partition_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,8 +13,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/dev/partitionrig"
+	"github.com/hopback/hopback/integration/partitionrig"
 	"github.com/hopback/hopback/partition"
 )
 
@@ -81,4 +85,106 @@ func TestReshardingKeepsTheOrder(t *testing.T) {
 func TestReshardRefusesWrongGenerations(t *testing.T) {
 	t.Parallel()
 	require.Error(t, partition.Reshard(t.Context(), nil, partition.Group{}, partition.Group{}, partition.ReshardConfig{}))
+}
+
+// A Reshard is killed after each of its writes to the broker, and called again, while a key is in hand
+// and another team's queue is bound to the group. No message is lost, and the order of each key is kept.
+// The same goes for a group that was declared before the exchange Name.now existed.
+func TestReshardCanBeKilledAtEveryStep(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		steps, ended := 0, false
+		for ; !ended; steps++ {
+			require.Less(t, steps, 500)
+			synctest.Test(t, func(t *testing.T) { ended = killReshard(t, steps+1, before) })
+		}
+		t.Log(steps, "steps")
+		assert.Greater(t, steps, 30)
+	}
+}
+
+// killReshard kills a Reshard at its nth write, and reports whether it ended before that.
+func killReshard(t *testing.T, n int, before bool) (ended bool) {
+	from := partition.Group{Name: "orders", Partitions: 3}
+	to := partition.Group{Name: "orders", Partitions: 4, Generation: 2}
+	s := newScene(t, from, 20)
+	foreign := declare.Topology{
+		Queues:   []declare.Queue{declare.QuorumQueue{Name: "audit", DeadLetter: declare.Drop()}},
+		Bindings: []declare.Binding{{Source: "orders", Queue: "audit"}},
+	}
+	if before {
+		require.NoError(t, declare.DeleteExchange(t.Context(), s.conn.Management(), "orders.now"))
+		foreign.Bindings = append(foreign.Bindings, declare.Binding{Source: "orders", Exchange: "orders.1"})
+	}
+	_, err := declare.Apply(t.Context(), s.conn.Management(), foreign)
+	require.NoError(t, err)
+	next := *s
+	next.Rig = &partitionrig.Rig{
+		URL: s.URL, Dial: s.Dial, Group: to, Check: partitionrig.NewCheck(1, 4), Handle: s.Handle, Logger: quiet, Config: s.Config, Order: s.Check,
+	}
+	var fixed atomic.Bool
+	for _, rig := range []*partitionrig.Rig{s.Rig, next.Rig} {
+		rig.Failing, rig.Fails = 1, func(key int) bool { return key == 0 && !fixed.Load() }
+	}
+	old := s.start(t, "old")
+	apply(t, s.conn, to)
+	young := next.start(t, "young")
+	publishing, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for publishing.Err() == nil {
+			for key := range 20 {
+				assert.NoError(t, s.publisher.Publish(context.WithoutCancel(publishing), key))
+			}
+			time.Sleep(2 * time.Second)
+		}
+	}()
+	time.Sleep(2 * time.Second)
+	time.AfterFunc(30*time.Second, func() { fixed.Store(true) })
+
+	killed, kill := context.WithCancel(t.Context())
+	defer kill()
+	var writes atomic.Int64
+	conn, err := client.Connect(t.Context(), s.URL, client.Config{Logger: quiet, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if killed.Err() != nil {
+			return nil, errors.New("killed")
+		}
+		c, err := s.Dial(ctx, network, address)
+		return &counted{Conn: c, wrote: func() bool {
+			nth := writes.Add(1)
+			if nth == int64(n) {
+				kill()
+			}
+			return nth < int64(n)
+		}}, err
+	}})
+	if err == nil {
+		err = partition.Reshard(killed, conn, from, to, partition.ReshardConfig{Late: time.Second})
+		_ = conn.Close(killed)
+	}
+	ended = err == nil
+	kill()
+	time.Sleep(5 * time.Second)
+	require.NoError(t, partition.Reshard(t.Context(), s.conn, from, to, partition.ReshardConfig{Late: time.Second}), "after %d writes", n)
+	stop()
+	<-done
+	s.completed(t)
+	require.NoError(t, old.Leave())
+	require.NoError(t, young.Leave())
+	s.right(t)
+	return ended
+}
+
+// counted is a connection that ends when wrote returns false.
+type counted struct {
+	net.Conn
+	wrote func() bool
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	if !c.wrote() {
+		_ = c.Conn.Close()
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Write(b)
 }

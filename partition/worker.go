@@ -26,14 +26,23 @@ type worker struct {
 	self  string
 	beat  beat // Worker and Born
 	slots chan struct{}
-	ctx   context.Context // of its consumers
+	trial chan struct{} // has room for one: the message that is tried alone
+	// reserved is the partition that trial is reserved for; nil: none.
+	reservation   sync.Mutex
+	reserved      *part
+	reservedUntil *time.Timer
+	held          holding         // keys whose messages wait for the generation before
+	limit         atomic.Int64    // the group's delivery limit; -1: none, or unknown during an alarm
+	ctx           context.Context // of its consumers
 	// consume consumes from a partition's queue until ctx ends, and fail ends the worker.
 	consume   func(ctx context.Context, p *part) error
 	fail      context.CancelCauseFunc
 	consumers sync.WaitGroup
-	// timeout is how long the broker lets the worker hold a message.
-	timeout time.Duration
+	// timeout is how long the broker lets the worker hold a message, in ns.
+	timeout atomic.Int64
 	parts   []*part
+	seals   seals
+	clock   *clock
 
 	events chan func()   // to be called by the loop
 	left   chan struct{} // closed when no more consumers are started
@@ -58,6 +67,8 @@ type worker struct {
 	due      time.Time // when wake fires; zero: it doesn't
 }
 
+type turn = inside.Turn[*client.Delivery]
+
 // part is one partition. The loop alone changes it, except leaving.
 type part struct {
 	of    *worker
@@ -71,13 +82,19 @@ type part struct {
 	detaching bool
 	retry     time.Time
 
-	turn    inside.Turn // nil: another worker is active
-	current atomic.Pointer[inside.Turn]
-	markers atomic.Int32 // that this turn has received and not handled
-	warned  atomic.Bool  // of messages with a priority or a ttl, in this turn
-	active  time.Time    // since when
-	serves  bool
-	leaving chan struct{} // closed when the turn is to end; one for each turn
+	turn    turn // nil: another worker is active
+	current atomic.Pointer[turn]
+	// poisons are the messages of this turn that count as poison. trying is what was known of the last one that was tried when it
+	// was, also in an earlier turn; worker.trial guards it.
+	poisons poisons
+	trying  suspicion
+	warned  atomic.Bool // of messages with a priority or a ttl, in this turn
+	// fresh says that this turn has received a message that was never delivered before, and disordered
+	// that one came later that was. The consumer's goroutine alone uses them.
+	fresh, disordered bool
+	active            time.Time // since when
+	serves            bool
+	leaving           chan struct{} // closed when the turn is to end; one for each turn
 	// steps counts how often it was passed on since its owner was last seen, and until is before
 	// when it isn't given up again: nobody else takes it.
 	steps   int
@@ -112,10 +129,12 @@ const (
 func newWorker(g Group, h client.Handler, cfg Config, log *slog.Logger) *worker {
 	w := &worker{
 		group: g, cfg: cfg, inner: h, log: log, beat: beat{Worker: cfg.Worker, Born: time.Now().UnixNano()},
-		slots: make(chan struct{}, cfg.Concurrency), events: make(chan func(), 64), ended: make(chan struct{}),
+		slots: make(chan struct{}, cfg.Concurrency), trial: make(chan struct{}, 1), events: make(chan func(), 64), ended: make(chan struct{}),
 		beats: make(chan beat, 1), members: members{partitions: g.Partitions, all: map[string]*member{}}, left: make(chan struct{}),
 	}
 	w.self = w.beat.name()
+	w.timeout.Store(int64(consumerTimeout))
+	w.limit.Store(-1)
 	for i := range g.Partitions {
 		w.parts = append(w.parts, &part{of: w, i: i, queue: g.queue(i), leaving: make(chan struct{})})
 	}
@@ -256,16 +275,17 @@ func (p *part) leave() {
 }
 
 // began is called when RabbitMQ has made the worker active.
-func (p *part) began(t inside.Turn) {
-	p.markers.Store(0)
+func (p *part) began(t turn) {
 	p.warned.Store(false)
+	p.fresh, p.disordered = false, false
+	p.poisons.reset()
 	p.current.Store(&t)
 	p.of.do(func() { p.turn, p.active = t, time.Now() })
 }
 
 // ended is called when a turn is over. It returns when the loop knows, and OnAssigned was called:
 // only then can another worker become active, unless the connection was lost.
-func (p *part) ended(t inside.Turn) {
+func (p *part) ended(t turn) {
 	done := make(chan struct{})
 	p.of.do(func() {
 		if p.turn == t { // and not a later one, of another consumer

@@ -5,7 +5,7 @@
 //   - Package postgres/inbox handles each message once.
 //   - Package postgres/offset stores the positions of stream consumers.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package postgres
 
 import (

@@ -74,7 +74,7 @@ func TestAttemptsAreRecordedByEachStrategy(t *testing.T) {
 				}
 			}
 			assert.Equal(t, ReasonExhausted, client.Reason(m.Annotations[client.AnnotationReason].(string)))
-			assert.Empty(t, AttemptsOf(Names{}.Internal().Copy(m)), "a replay begins without attempts")
+			assert.Empty(t, AttemptsOf(evidenceOf(Names{}).Copy(m)), "a replay begins without attempts")
 		})
 	}
 }

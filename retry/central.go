@@ -16,9 +16,11 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/historylog"
+	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/workerclock"
@@ -51,9 +53,9 @@ type CentralConfig struct {
 	// "x-error-type".
 	ReasonKey, TextKey, TypeKey string
 	// HTTP reads RabbitMQ's management HTTP API, so that the topology check includes RabbitMQ
-	// policies, which AMQP doesn't show. Create one with package declare/httpapi. Default: nil,
+	// policies, which AMQP doesn't show. Create one with package operate/httpapi. Default: nil,
 	// and policies aren't taken into account.
-	HTTP audit.Reader
+	HTTP check.Reader
 }
 
 // Central returns a handler that retries the failed messages of other workers. It consumes the
@@ -71,7 +73,8 @@ type CentralConfig struct {
 //
 // Declare the queues with [CentralTopology]. All state is in the messages, so you can run any
 // number of instances. When the consumer starts, it checks the topology of every work queue: see
-// [Guard]. An invalid policy or configuration keeps it from starting, with an *argument.Error.
+// [Guard]. If it starts during a memory or disk alarm, it checks after the alarm, and only discards
+// until then. An invalid policy or configuration keeps it from starting, with an *argument.Error.
 //
 // # What is retried
 //
@@ -177,12 +180,8 @@ type central struct {
 	// retries carries out retries, as for a handler of the work queue.
 	retries *decorator
 
-	mu       sync.Mutex
-	unknown  int       // messages of an unknown queue
-	notified time.Time // when they were last logged
-
 	// host is what the HTTP API showed last, at hostAt.
-	host   audit.Snapshot
+	host   check.Snapshot
 	hostAt time.Time
 	hostMu sync.Mutex
 }
@@ -191,31 +190,48 @@ func (c *central) Prepare(ctx context.Context, s client.Start) error {
 	if c.invalid != nil {
 		return c.invalid
 	}
+	if ctx.Value(nestedKey{}) != nil {
+		return errNested
+	}
 	if s.Queue != c.cfg.FailedQueue {
 		return argument.At(argument.Root("queue"), argument.CodeConflict, s.Queue, fmt.Sprintf("isn't the failed queue, which is %.100q", c.cfg.FailedQueue),
 			"consume from that, or set CentralConfig.FailedQueue")
 	}
-	watches, err := c.guards(ctx, s)
-	if err != nil {
-		return err
+	failed, err := c.retries.startChecked(ctx, s, c.newState(ctx, s), func(ctx context.Context) (*queueState, error) { return c.check(ctx, s) })
+	if err == nil {
+		c.retries.states.put(failed)
 	}
+	return err
+}
+
+// newState returns what Central knows about the failed queue without asking the broker.
+func (c *central) newState(ctx context.Context, s client.Start) *queueState {
 	failed := c.retries.plan.stateFor(c.cfg.FailedQueue, StrategyRepublish)
 	failed.consumer, failed.log, failed.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
+	failed.prepared = true
+	return failed
+}
+
+// check checks the topology of all queues.
+func (c *central) check(ctx context.Context, s client.Start) (*queueState, error) {
+	watches, err := c.guards(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	failed := c.newState(ctx, s)
 	if c.retries.plan.giveUp > 0 {
 		failed.clock.asks(failed, s)
 		failed.clock.learn(ctx)
 	}
-	failed.prepared = true
 	for _, name := range c.cfg.Queues {
 		q := c.retries.plan.stateFor(name, StrategyRepublish)
 		q.clock, q.log, q.watch, q.consumer, q.prepared = failed.clock, failed.log, watches[name], failed.consumer, true
 		c.retries.states.put(q)
 	}
-	c.retries.states.put(failed)
-	return nil
+	return failed, nil
 }
 
-func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
+func (c *central) Handle(ctx context.Context, d *client.Delivery) error {
 	if c.invalid != nil {
 		return client.Requeue{Failed: true, Err: c.invalid}
 	}
@@ -228,9 +244,15 @@ func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	}
 	f := c.read(d)
 	f.at = at
+	return c.carryOut(ctx, d, f)
+}
+
+// carryOut returns what becomes of a message, also if a function of the policy panics.
+func (c *central) carryOut(ctx context.Context, d *client.Delivery, f arrival) (err error) {
 	returned := false
 	defer outcome.Catch(&returned, func(value any, stack []byte) { // of a function of the policy
-		err = c.giveUp(d, f, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack})
+		failed := &client.PanicError{Value: value, Stack: stack}
+		err = c.onceChecked(f, func(f arrival) error { return c.giveUp(d, f, client.ReasonPanicked, failed) })
 		if value == nil {
 			outcome.LeaveLastWord(ctx, err)
 		}
@@ -238,6 +260,22 @@ func (c *central) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	err = c.handle(ctx, d, f)
 	returned = true
 	return err
+}
+
+// onceChecked calls then with f: now, or when the check that waits for the end of an alarm is done.
+func (c *central) onceChecked(f arrival, then func(arrival) error) error {
+	p := f.at.pending
+	if p == nil {
+		return then(f)
+	}
+	if !f.at.waits() {
+		f.at = p.Result()
+		return then(f)
+	}
+	return &inside.Later{Ready: p.Done(), Err: f.err, Then: func() error {
+		f.at = p.Result()
+		return then(f)
+	}}
 }
 
 // arrival is a message of the failed queue.
@@ -255,6 +293,13 @@ type arrival struct {
 }
 
 func (c *central) handle(ctx context.Context, d *client.Delivery, f arrival) error {
+	if f.at.pending != nil {
+		discards := f.at.waits() && f.known && f.given == "" && c.decide(&f, f.at.clock.now()).do == decidedDiscard
+		if !discards {
+			ctx = context.WithoutCancel(ctx) // the handler's ctx has ended by then
+			return c.onceChecked(f, func(f arrival) error { return c.carryOut(ctx, d, f) })
+		}
+	}
 	switch {
 	case !f.known:
 		c.notifyUnknown(d, f)
@@ -263,11 +308,7 @@ func (c *central) handle(ctx context.Context, d *client.Delivery, f arrival) err
 		return c.passOn(d, f)
 	}
 	now := f.at.clock.now()
-	f.was = f.was.read()
-	what := c.retries.plan.decide(failure{
-		err: f.err, count: f.was.count, first: f.was.first, now: now,
-		strategy: StrategyRepublish, dead: f.dead, u: rand.Float64(),
-	})
+	what := c.decide(&f, now)
 	what.attempt = f.was.count + 1
 	switch what.do {
 	case decidedDiscard:
@@ -295,6 +336,15 @@ func (c *central) handle(ctx context.Context, d *client.Delivery, f arrival) err
 	default:
 		return fmt.Errorf("the retry of a failed message ended as %T", o)
 	}
+}
+
+// decide applies the policy to a message.
+func (c *central) decide(f *arrival, now time.Time) decision {
+	f.was = f.was.read()
+	return c.retries.plan.decide(failure{
+		err: f.err, count: f.was.count, first: f.was.first, now: now,
+		strategy: StrategyRepublish, dead: f.dead, u: rand.Float64(),
+	})
 }
 
 // read finds out which work queue a message failed in, and why.
@@ -338,9 +388,10 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 			f.err.Text, f.err.ErrorType = cmp.Or(logged(m, client.AnnotationError), f.err.Text), cmp.Or(historyOf(m).Type, f.err.ErrorType)
 		}
 	}
-	f.was = pastOf(m)
+	f.was = pastOf(m, f.err.Queue)
 	f.was.failedIn = &made.failedIn
 	f.was.failedIn.queue, f.was.failedIn.first, f.was.failedIn.routed = f.err.Queue, len(history) == 1 && died.Queue != "", routed(m, died)
+	f.was = f.was.read()
 	if c.cfg.Counter != "" {
 		for _, v := range []any{m.ApplicationProperties[c.cfg.Counter], m.Annotations[c.cfg.Counter]} {
 			n, _ := parseCount(v)
@@ -477,16 +528,10 @@ func (c *central) deadLetterTarget(d *client.Delivery, f arrival) address.Addres
 	return address.Queue(queue + c.retries.plan.names.DeadSuffix)
 }
 
-// notifyUnknown logs, at most once a minute, that there are messages of an unknown queue.
+// notifyUnknown logs that there is a message of an unknown queue.
 func (c *central) notifyUnknown(d *client.Delivery, f arrival) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.unknown++
-	if now := time.Now(); now.Sub(c.notified) >= time.Minute {
-		c.notified = now
-		f.at.log.Error("hopback: the failed queue contains messages of a work queue that isn't in CentralConfig.Queues: add the queue, or stop it from dead-lettering here. They are dead-lettered with reason "+string(ReasonUnknownQueue),
-			"queue", d.Queue(), "work_queue", f.err.Queue, "to", c.deadLetterTarget(d, f).String(), "messages", c.unknown)
-	}
+	f.at.log.Error("hopback: the failed queue contains messages of a work queue that isn't in CentralConfig.Queues: add the queue, or stop it from dead-lettering here. They are dead-lettered with reason "+string(ReasonUnknownQueue),
+		"queue", d.Queue(), "message_id", message.ID(d.Message()), "work_queue", f.err.Queue, "to", c.deadLetterTarget(d, f).String())
 }
 
 // logged returns a text that is a header of m, or "".

@@ -9,7 +9,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/annotation"
 )
 
@@ -117,7 +117,7 @@ func (c *central) notMoving(ctx context.Context, start client.Start, queue strin
 		of := t
 		of.Queues = append(slices.Clone(t.Queues), declare.QuorumQueue{Name: c.cfg.FailedQueue, DeadLetter: declare.Drop()})
 		of.Bindings = append(slices.Clone(t.Bindings), old)
-		if s, err = audit.Read(ctx, audit.Sources{AMQP: start.Management}, of); err != nil {
+		if s, err = check.Read(ctx, check.Sources{AMQP: start.Management}, of); err != nil {
 			return err
 		}
 	}
@@ -132,7 +132,7 @@ func (c *central) notMoving(ctx context.Context, start client.Start, queue strin
 		return fmt.Errorf("exchange %q still has the binding to %q that copying needs; call retry.TakeOver, or run hopback retry take-over", old.Source, old.Queue)
 	}
 	// Other queues of the virtual host, such as an application's transient ones, don't matter.
-	for _, f := range audit.CheckOwn(s.Assume(t), t).Findings {
+	for _, f := range check.VerifyOwn(s.Assume(t), t).Findings {
 		if f.Resource.Kind == "binding" || f.Resource.Kind == "queue" {
 			return fmt.Errorf("%s: %s; apply retry.CentralTopology", f.Resource, f.Problem)
 		}
@@ -141,7 +141,7 @@ func (c *central) notMoving(ctx context.Context, start client.Start, queue strin
 }
 
 // leadsOut checks that the failed queue dead-letters at least once, to given_up_exchange.
-func (c *central) leadsOut(s audit.Snapshot, failed declare.QueueInfo) error {
+func (c *central) leadsOut(s check.Snapshot, failed declare.QueueInfo) error {
 	args := s.Effective(failed)
 	if failed.Type != "quorum" {
 		return fmt.Errorf("the failed queue is a %s queue, which keeps no annotations", failed.Type)

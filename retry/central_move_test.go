@@ -76,7 +76,7 @@ func TestCentralMovesMessages(t *testing.T) {
 	}
 	d := DeadLetterOf(dead)
 	assert.Equal(t, [4]string{"exhausted", "orders", "shop", "order.placed"}, [4]string{string(d.Reason), d.Queue, d.Exchange, d.RoutingKey})
-	assert.True(t, Names{}.Internal().Failed(dead, "anywhere", "orders"))
+	assert.True(t, evidenceOf(Names{}).Failed(dead, "anywhere", "orders"))
 
 	h = moved(failed("others", "others", "rejected"))
 	assert.Equal(t, []any{"unknown-queue", int64(-1), "others"}, []any{h[client.AnnotationReason], h[annotation.Delay], h[annotation.Queue]})

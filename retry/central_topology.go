@@ -15,7 +15,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/workerclock"
 )
 
@@ -282,7 +282,7 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 	s, whole := c.virtualHost(ctx, logOf(start))
 	if !whole {
 		var err error
-		if s, err = audit.Read(ctx, audit.Sources{AMQP: start.Management}, t); err != nil {
+		if s, err = check.Read(ctx, check.Sources{AMQP: start.Management}, t); err != nil {
 			return inspection{}, err
 		}
 	}
@@ -295,7 +295,7 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 	}
 	work, found := g.seen[queue]
 	if !found {
-		if !slices.ContainsFunc(s.Refused, func(u audit.UnreadResource) bool { return u.Resource.Name == queue }) {
+		if !slices.ContainsFunc(s.Refused, func(u check.UnreadResource) bool { return u.Resource.Name == queue }) {
 			g.add(GuardFailedQueue, queue, "it doesn't exist", "declare it with retry.CentralTopology, or leave it out of CentralConfig.Queues")
 		}
 		return g.in, nil
@@ -309,7 +309,9 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 	c.arrives(&g, s, work)
 	s.Version = cmp.Or(s.Version, start.Broker.Version)
 	// The HTTP API shows all queues of the virtual host. Those of others don't matter.
-	for _, f := range audit.CheckOwn(s.Assume(t), t).Findings {
+	findings := check.VerifyOwn(s.Assume(t), t).Findings
+	g.in.unsorted = slices.ContainsFunc(findings, g.lacksSort)
+	for _, f := range findings {
 		switch {
 		case f.Rule == "unseen":
 			g.unseen(f)
@@ -327,7 +329,7 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 const hostAge = 5 * time.Second
 
 // virtualHost returns everything that the HTTP API shows, if it can be read.
-func (c *central) virtualHost(ctx context.Context, log *slog.Logger) (s audit.Snapshot, whole bool) {
+func (c *central) virtualHost(ctx context.Context, log *slog.Logger) (s check.Snapshot, whole bool) {
 	if c.cfg.HTTP == nil {
 		return s, false
 	}
@@ -336,7 +338,7 @@ func (c *central) virtualHost(ctx context.Context, log *slog.Logger) (s audit.Sn
 	if time.Since(c.hostAt) < hostAge {
 		return c.host, true
 	}
-	s, err := audit.Read(ctx, audit.Sources{HTTP: c.cfg.HTTP}, declare.Topology{})
+	s, err := check.Read(ctx, check.Sources{HTTP: c.cfg.HTTP}, declare.Topology{})
 	if err != nil {
 		log.Debug("hopback: topology check: management API unreachable, RabbitMQ policies not taken into account; check CentralConfig.HTTP", "error", err)
 		return s, false
@@ -347,14 +349,14 @@ func (c *central) virtualHost(ctx context.Context, log *slog.Logger) (s audit.Sn
 
 // arrives checks that dead letters of a work queue reach the failed queue, and no other. A queue
 // that dead-letters to another system's exchange is assumed to be right.
-func (c *central) arrives(g *guardCheck, s audit.Snapshot, work declare.QueueInfo) {
+func (c *central) arrives(g *guardCheck, s check.Snapshot, work declare.QueueInfo) {
 	pl := c.retries.plan
 	exchange, _ := work.Arguments["x-dead-letter-exchange"].(string)
 	key, _ := work.Arguments["x-dead-letter-routing-key"].(string)
 	has := func(b declare.Binding) bool {
 		return slices.ContainsFunc(s.Bindings, func(o declare.Binding) bool { return o.Source == b.Source && o.Queue == b.Queue && o.Key == b.Key })
 	}
-	if slices.ContainsFunc(s.Refused, func(u audit.UnreadResource) bool { return u.Resource.Kind == "binding" }) {
+	if slices.ContainsFunc(s.Refused, func(u check.UnreadResource) bool { return u.Resource.Kind == "binding" }) {
 		return // it is logged as not checked
 	}
 	switch {

@@ -55,6 +55,56 @@ func (pl *plan) part(whole, left time.Duration) int {
 	return min(up, len(pl.levels)-1)
 }
 
+const (
+	// manyParts is the number of delay queues in a row from which on the work queue itself holds a
+	// message, if it can.
+	manyParts = 16
+	// maxParts is the most delay queues that a message passes for one delay. A longer delay is cut
+	// short: each part costs the broker a message.
+	maxParts = 256
+)
+
+// parts is how many delay queues a message with the delay d passes, or somewhat more.
+func (pl *plan) parts(s Strategy, d time.Duration) int64 {
+	if s == StrategyNative {
+		return 1
+	}
+	longest := pl.longest()
+	if pl.ladder != nil {
+		longest = pl.ladder.longest()
+	}
+	if longest <= 0 {
+		return 1
+	}
+	return int64((d + longest - 1) / longest)
+}
+
+// fit returns by which strategy a message waits, and how. A delay of many parts is spent in the work
+// queue. If that can't hold the message, a delay of too many parts is cut short.
+func (d *decorator) fit(ctx context.Context, del *client.Delivery, q *queueState, s Strategy, what decision) (Strategy, decision) {
+	if d.plan.parts(s, what.delay) <= manyParts || del.Queue() != q.queue {
+		return s, what
+	}
+	if m := messageOf(del); q.canHold && !hasTTL(m) && !q.clock.ignores() {
+		q.clock.learnOnce(ctx)
+		return StrategyNative, what
+	}
+	longest := d.plan.longest()
+	if d.plan.ladder != nil {
+		longest = d.plan.ladder.longest()
+	}
+	most := maxParts * longest
+	if most/maxParts != longest || what.delay <= most {
+		return s, what
+	}
+	q.capped.Do(func() {
+		q.log.Warn("hopback: a delay is cut short, because the message would pass too many delay queues; add a longer delay to the policy, or use AnyDelay. On RabbitMQ 4.3 and later, a quorum queue without a message TTL holds the message itself",
+			"queue", q.queue, "asked", what.delay, "delay", most, "longest_delay_queue", longest)
+	})
+	what.delay, what.whole = most, min(what.whole, most)
+	return s, what
+}
+
 // held returns how long a message with the delay d really waits.
 func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
 	var next func(left time.Duration) time.Duration
@@ -103,6 +153,9 @@ func (d *decorator) delayLeft(m *client.Message, was past) (whole, left time.Dur
 
 // waitOn returns the outcome for a message that has some of its delay left.
 func (d *decorator) waitOn(ctx context.Context, del *client.Delivery, q *queueState, whole, left time.Duration, was past) error {
+	if q.pending != nil {
+		return d.onceChecked(ctx, del, q, was, errNotDue, func(q *queueState) error { return d.waitOn(ctx, del, q, whole, left, was) })
+	}
 	a := d.plan.newHistory(del, was, q.clock.now())
 	what := decision{delay: left, whole: whole, count: was.count, snoozed: true, attempt: was.count + 1}
 	return d.carryOut(ctx, del, q, d.strategyFor(q, messageOf(del)), what, &a, errNotDue)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
@@ -108,6 +109,65 @@ func TestForgedRestOfADelay(t *testing.T) {
 				}.Run(t).Message(0)
 				o.WantAttempts(3).WantDelays(time.Second, time.Second)
 				assert.Less(t, o.Ended.Sub(o.Attempts[0].Began), 10*time.Second, "%s", o.Timeline())
+			})
+		}
+	}
+}
+
+// A delay of many delay queues is spent in the work queue, where that can hold a message. Elsewhere the
+// number of delay queues is bounded, and the worker logs that the delay was cut short.
+func TestALongDelayPassesFewQueues(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		version string
+		queue   declare.QuorumQueue
+		policy  retry.Policy
+		holds   bool
+	}{
+		{"4.3.6", declare.QuorumQueue{Name: "work"}, retry.Policy{}, true},
+		{"4.4.0", declare.QuorumQueue{Name: "work"}, retry.Policy{}, true},
+		{"4.3.6", declare.QuorumQueue{Name: "work"}, retry.Policy{Strategy: retry.StrategyDeadLetter}, true},
+		{"4.3.6", declare.QuorumQueue{Name: "work"}, retry.Policy{AnyDelay: &retry.Ladder{Unit: 100 * time.Millisecond, Levels: 4}}, true},
+		{"4.3.6", declare.QuorumQueue{Name: "work", MessageTTL: 2 * time.Hour}, retry.Policy{}, false},
+		{"4.0.5", declare.QuorumQueue{Name: "work"}, retry.Policy{}, false},
+		{"4.0.5", declare.QuorumQueue{Name: "work"}, retry.Policy{Strategy: retry.StrategyDeadLetter}, false},
+	} {
+		for what, again := range map[string]func(time.Duration) error{
+			"After":  func(d time.Duration) error { return retry.After(d, errors.New("busy")) },
+			"Snooze": retry.Snooze,
+		} {
+			t.Run(fmt.Sprint(c.version, " ", c.policy.Strategy, " ", c.policy.AnyDelay != nil, " ", c.queue.MessageTTL, " ", what), func(t *testing.T) {
+				t.Parallel()
+				p := c.policy
+				p.Backoff = retry.Delays(time.Second)
+				calls, events := 0, 0
+				o := hopbacktest.Scenario{
+					Policy: p, Queue: c.queue, Broker: hopbacktest.Config{Version: c.version, MaxEvents: 10_000},
+					Handler: client.HandlerFunc(func(context.Context, *client.Delivery) error {
+						if calls++; calls == 1 {
+							return again(time.Hour)
+						}
+						return nil
+					}),
+					Messages: []any{"x"},
+					Disturb: func(b *hopbacktest.Broker) {
+						time.Sleep(2 * time.Hour)
+						for _, e := range b.Events() {
+							if e.Kind == "delivered" && e.Queue == "work" {
+								events++
+							}
+						}
+					},
+				}.Run(t).Message(0)
+				require.Len(t, o.Attempts, 2)
+				if c.holds {
+					assert.LessOrEqual(t, events, 3)
+					assert.InDelta(t, time.Hour, o.Attempts[0].ActualDelay, float64(time.Second))
+					assert.GreaterOrEqual(t, o.Attempts[0].ActualDelay, time.Hour)
+				} else {
+					assert.LessOrEqual(t, events, 260)
+					assert.InDelta(t, 256*time.Second, o.Attempts[0].ActualDelay, float64(10*time.Second))
+				}
 			})
 		}
 	}

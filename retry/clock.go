@@ -38,9 +38,10 @@ const (
 )
 
 // clock returns the broker's time. All times in messages use it, since the clocks of workers
-// differ from it and from each other. The consumer asks for it when it starts. If the broker
-// can't be asked, the clock starts with the worker's own time and learns from the messages that
-// come back:
+// differ from it and from each other. The consumer asks for it when it starts. If the connection is
+// lost or the broker doesn't answer in time, the clock uses the worker's own time and asks again, since
+// messages come late then, too. If the broker can't be asked, the clock starts with the worker's own time
+// and learns from the messages that come back:
 //
 //   - A message comes early. The queue held it until the time in the message, so the broker's
 //     clock has reached that. The message waits for the rest, measured by this process. Each time
@@ -73,6 +74,8 @@ type clock struct {
 	asked      time.Time // when the broker was asked last; zero if it has never answered
 	answer     ahead     // its last answer
 	asking     bool
+	tried      bool      // by learnOnce
+	askAgain   time.Time // when to ask a broker that hasn't answered yet, but may; zero: never
 	// inFlight is closed when the answer to askFresh is there; nil if nobody asks.
 	inFlight chan struct{}
 	askedNew time.Time // when askFresh was last answered
@@ -151,6 +154,17 @@ func (c *clock) set(own, broker time.Time) {
 	}
 }
 
+// learnOnce asks the broker, if nobody has.
+func (c *clock) learnOnce(ctx context.Context) {
+	c.mu.Lock()
+	known := c.tried || !c.asked.IsZero()
+	c.tried = true
+	c.mu.Unlock()
+	if !known {
+		c.learn(ctx)
+	}
+}
+
 // learn asks the broker.
 func (c *clock) learn(ctx context.Context) { c.learnBy(ctx, c.ask) }
 
@@ -158,12 +172,17 @@ func (c *clock) learnBy(ctx context.Context, ask func(context.Context) (time.Tim
 	if ask == nil {
 		return
 	}
-	own, broker, err := brokerclock.Read(ctx, c.own, ask, c.ask)
+	r, err := brokerclock.Read(ctx, c.own, ask, c.ask)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.askAgain = time.Time{}
 	if err != nil {
+		if after, ok := brokerclock.AskAgain(err); ok && c.asked.IsZero() {
+			c.askAgain = c.own().Add(after)
+		}
 		return
 	}
+	own, broker := r.Own, r.Broker
 	if !c.asked.IsZero() && c.log != nil {
 		// Clocks drift by far less than clockJump within clockAge.
 		if by := broker.Round(0).Sub(c.answer.broker.Add(own.Sub(c.answer.own))); by.Abs() > clockJump {
@@ -175,14 +194,15 @@ func (c *clock) learnBy(ctx context.Context, ask func(context.Context) (time.Tim
 	c.set(own, broker)
 }
 
-// refresh asks again, in the background, when the answer is old or the host's clock
-// has stepped.
+// refresh asks again, in the background, when the answer is old, the host's clock has stepped, or the broker hasn't
+// answered yet.
 func (c *clock) refresh(own time.Time) {
-	if c.asked.IsZero() || c.asking {
-		return
-	}
 	age := own.Sub(c.asked)
-	if jumped := own.Round(0).Sub(c.asked.Round(0)) - age; age < clockAge && jumped.Abs() < clockJump {
+	jumped := own.Round(0).Sub(c.asked.Round(0)) - age
+	switch {
+	case c.asking,
+		c.asked.IsZero() && (c.askAgain.IsZero() || own.Before(c.askAgain)),
+		!c.asked.IsZero() && age < clockAge && jumped.Abs() < clockJump:
 		return
 	}
 	c.asking = true
@@ -191,7 +211,9 @@ func (c *clock) refresh(own time.Time) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.asking = false
-		c.asked = c.own() // also after a failure: not at once again
+		if !c.asked.IsZero() {
+			c.asked = c.own() // also after a failure: not at once again
+		}
 	}()
 }
 
@@ -347,7 +369,7 @@ func (c *clock) correct(own, due time.Time, w wait, whole bool) {
 		if c.brokers(own).Before(due) {
 			c.set(own, due)
 		}
-	case late > lateTolerance && c.doubt == nil && c.asked.IsZero() && own.After(c.guessAgain):
+	case late > lateTolerance && c.doubt == nil && c.asked.IsZero() && c.askAgain.IsZero() && own.After(c.guessAgain):
 		c.doubt = &doubt{since: own, ahead: c.brokers(own).Sub(own), by: late}
 		c.set(own, due)
 	}

@@ -443,3 +443,41 @@ func TestMessagesThatOthersTakeAreNoStep(t *testing.T) {
 		time.Sleep(time.Minute) // a request in flight finishes in the bubble
 	})
 }
+
+// A worker that started while the connection was lost, or while the broker was too busy to answer, asks again. Until then it
+// doesn't treat a late message as a sign that the broker's clock is behind: messages come late then, too, and the
+// retries of a guess that is wrong come early.
+func TestALateMessageIsNoSignOfTheClockWhileTheBrokerMayStillTellItsTime(t *testing.T) {
+	t.Parallel()
+	for name, err := range map[string]error{"lost": client.ErrConnectionLost, "no answer": context.DeadlineExceeded} {
+		for _, ahead := range []time.Duration{0, time.Hour, -time.Hour} {
+			t.Run(fmt.Sprint(name, ahead), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					const delay = 200 * time.Millisecond
+					began, broker := time.Now(), func() time.Time { return time.Now().Add(ahead).Round(0) }
+					asked := 0
+					c := clock{own: time.Now, ask: func(context.Context) (time.Time, error) {
+						if asked++; time.Since(began) < 20*time.Second {
+							return time.Time{}, err
+						}
+						return broker(), nil
+					}}
+					c.learn(t.Context())
+					due := c.hold(delay, 0, 0)
+					time.Sleep(5 * time.Second) // the broker restarts
+					left, early := c.arrived(millis(due), delay, 0)
+					assert.Zero(t, left)
+					assert.Zero(t, early)
+					assert.GreaterOrEqual(t, c.hold(delay, 0, 0), time.Now().Add(delay).UnixMilli(), "it would come early")
+					for time.Since(began) < time.Minute {
+						c.now()
+						time.Sleep(100 * time.Millisecond)
+					}
+					assert.WithinDuration(t, broker(), c.now(), time.Millisecond)
+					assert.LessOrEqual(t, asked, 21, "not at once again")
+				})
+			})
+		}
+	}
+}

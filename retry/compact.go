@@ -19,6 +19,7 @@ type compactHistory struct {
 	Delay    int64   `json:"delay"` // milliseconds, as the next ones
 	Asked    int64   `json:"asked"`
 	Left     int64   `json:"left"`
+	Base     int64   `json:"base"` // see baseOf
 	Worker   string  `json:"worker"`
 	Exchange *string `json:"exchange"` // nil if unknown; "" is the default exchange
 	Key      *string `json:"key"`
@@ -108,6 +109,7 @@ func (a *account) compact(delay time.Duration, notified bool) string {
 	b = appendNumber(b, "delay", delay.Milliseconds())
 	b = appendNumber(b, "asked", a.asked)
 	b = appendNumber(b, "left", a.left)
+	b = appendNumber(b, "base", int64(a.was.base))
 	if a.worker != "" {
 		b = appendText(b, "worker", a.worker)
 	}

@@ -81,10 +81,10 @@ func TestHistoryOfACopyIsOneAnnotation(t *testing.T) {
 		assert.Equal(t, d.FirstFailure.UnixMilli(), notified(back.Annotations).First)
 		assert.Equal(t, errA.Error(), back.Annotations[client.AnnotationError])
 		assert.NotContains(t, back.Annotations, annotation.Retries)
-		fresh := Names{}.Internal().Copy(m)
+		fresh := evidenceOf(Names{}).Copy(m)
 		assert.Equal(t, DeadLetter{RoutingKey: d.RoutingKey}, DeadLetterOf(fresh), name)
 	}
-	fresh := Names{}.Internal().Copy(second.Message)
+	fresh := evidenceOf(Names{}).Copy(second.Message)
 	assert.Equal(t, DeadLetter{RoutingKey: d.RoutingKey}, DeadLetterOf(fresh), "from the compact form alone")
 	assert.NotContains(t, fresh.Annotations, annotation.History)
 }
@@ -127,14 +127,14 @@ func TestCompactHistoryThatIsNone(t *testing.T) {
 		assert.Equal(t, DeadLetter{}, DeadLetterOf(m), "%.20v", hostile)
 		f := handle(t, p, m, returns(errA)).(client.Forward)
 		assert.Equal(t, "shop", DeadLetterOf(f.Message).Exchange)
-		assert.NotPanics(t, func() { Names{}.Internal().Copy(m) })
+		assert.NotPanics(t, func() { evidenceOf(Names{}).Copy(m) })
 	}
 	long := strings.Repeat("k", maxOrigin+1)
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{annotation.History: `{"key":"` + long + `"}`}
 	f := handle(t, p, m, returns(errA)).(client.Forward)
 	assert.Empty(t, DeadLetterOf(f.Message).RoutingKey, "it doesn't travel on")
-	assert.NotContains(t, Names{}.Internal().Copy(m).Annotations, annotation.RoutingKey)
+	assert.NotContains(t, evidenceOf(Names{}).Copy(m).Annotations, annotation.RoutingKey)
 }
 
 func FuzzCompactHistory(f *testing.F) {

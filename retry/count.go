@@ -16,7 +16,8 @@ import (
 // languages may write it too, as a number or as a string.
 const CountProperty = "x-retry-count"
 
-// Count returns how often m was retried. Use it outside a handler; in a handler, use [Attempt].
+// Count returns how often m was retried, in whichever queue. Use it outside a handler; in a handler,
+// use [Attempt].
 //
 // The result is the largest of these counters, since workers with different strategies may share
 // a queue:
@@ -26,19 +27,41 @@ const CountProperty = "x-retry-count"
 //   - An annotation named like CountProperty: RabbitMQ converts the header of an AMQP 0-9-1
 //     worker to one.
 //
-// A negative value, or one that isn't a number, counts as 0.
+// A negative value, or one that isn't a number, counts as 0. A count that the message brought from
+// another queue doesn't count, once it was retried in this one.
 func Count(m *client.Message) int {
 	if m == nil {
 		return 0
 	}
-	n, _ := parseCount(m.ApplicationProperties[CountProperty])
-	own, _ := parseCount(m.Annotations[annotation.Retries])
-	header, _ := parseCount(m.Annotations[CountProperty])
-	return max(n, own, header)
+	own, others := counters(m)
+	if others > 0 {
+		others = max(others-baseOf(m), 0)
+	}
+	return max(own, others)
 }
 
-// Attempt returns the number of the current attempt. Call it in a handler, with the handler's
-// ctx. The first attempt is 1. With any other ctx it returns 0.
+// counters returns the count that only this package writes, and the larger one of those that other
+// systems write, too.
+func counters(m *client.Message) (own, others int) {
+	n, _ := parseCount(m.ApplicationProperties[CountProperty])
+	header, _ := parseCount(m.Annotations[CountProperty])
+	own, _ = parseCount(m.Annotations[annotation.Retries])
+	return own, max(n, header)
+}
+
+// baseOf is how much of the others' count m had brought from another queue. A strategy that makes no
+// copy can't reset it.
+func baseOf(m *client.Message) int {
+	compact, _ := m.Annotations[annotation.History].(string)
+	if !strings.Contains(compact, `"base":`) {
+		return 0
+	}
+	return int(min(max(readCompact(compact).Base, 0), math.MaxInt32))
+}
+
+// Attempt returns the number of the current attempt in the handler's queue. Call it in a handler, with
+// the handler's ctx. The first attempt is 1, also for a message that was retried in another queue and
+// then forwarded to this one. With any other ctx it returns 0.
 func Attempt(ctx context.Context) int {
 	d, ok := client.DeliveryFrom(ctx)
 	if !ok {
@@ -47,7 +70,7 @@ func Attempt(ctx context.Context) int {
 	if again := inside.AgainFrom(ctx); again != nil { // the message hasn't left this worker since
 		return again.Retries + 1
 	}
-	return Count(messageOf(d)) + 1
+	return pastOf(messageOf(d), d.Queue()).read().count + 1
 }
 
 // parseCount reads a counter that anybody could have written. text reports whether it is a

@@ -10,53 +10,12 @@ import (
 	"github.com/hopback/hopback/internal/historylog"
 )
 
-// Reasons for which this package dead-letters a message. Package client has others:
-// [client.ReasonUndecodable], [client.ReasonPanicked], and [client.ReasonUnforwardable].
-const (
-	// ReasonExhausted means that the message has used up the policy's retries or its time.
-	ReasonExhausted client.Reason = "exhausted"
-	// ReasonPermanent means that the error is marked [Permanent], or that the policy doesn't
-	// retry it.
-	ReasonPermanent client.Reason = "permanent"
-	// ReasonRejected means that a handler or another client rejected the message without giving a
-	// reason.
-	ReasonRejected client.Reason = "rejected"
-)
-
-// ReasonReplayed isn't a reason for dead-lettering. Package desk writes it to
-// client.AnnotationReason when it moves a message from its dead-letter queue back to its work
-// queue. [DeadLetterOf] then returns no Reason, until the message is dead-lettered again.
-const ReasonReplayed client.Reason = "replayed"
-
-// Reasons that [DeadLetterOf] derives from what the broker wrote. The broker dead-lettered these
-// messages, not a worker.
-const (
-	// ReasonDeliveryLimit means that the message reached its queue's delivery limit. The usual
-	// cause is a handler that crashes its process each time.
-	ReasonDeliveryLimit client.Reason = "delivery-limit"
-	// ReasonExpired means that the message reached its time to live in the work queue.
-	ReasonExpired client.Reason = "expired"
-	// ReasonMaxLength means that the work queue was full.
-	ReasonMaxLength client.Reason = "max-length"
-	// ReasonNoDelayQueue means that StrategyDeadLetter retried the message and no delay queue
-	// accepted it, because the queue or its binding was gone. Replay the message once the
-	// topology is fixed.
-	ReasonNoDelayQueue client.Reason = "no-delay-queue"
-	// ReasonUnroutable means that the message couldn't return after its delay, because its work
-	// queue or a binding was gone. The parking queue holds such messages.
-	ReasonUnroutable client.Reason = "unroutable"
-)
-
-// ReasonUnknownQueue means that [Central] can't return the message: it doesn't say which work
-// queue it failed in, or it failed in a queue that Central isn't configured for.
-const ReasonUnknownQueue client.Reason = "unknown-queue"
-
 // DeadLetter is the history that a dead letter carries. See [DeadLetterOf]. A field is zero if
 // the message doesn't carry it: for example, a message that the broker dead-lettered has an error
 // only if it had failed before.
 type DeadLetter struct {
-	// Reason is a reason of this package or of package client, or the handler's own. It is empty
-	// if the message isn't a dead letter.
+	// Reason is one of those in [ReasonExhausted]'s table, or the handler's own. It is empty if the
+	// message isn't a dead letter.
 	Reason    client.Reason
 	Error     string // text of the last error, at most client.ErrorTextLimit bytes
 	ErrorType string // Go type of the last error

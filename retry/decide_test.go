@@ -194,7 +194,7 @@ func TestFirstFailureInTheFutureDoesNotPutGivingUpOff(t *testing.T) {
 	// The time that is written is one that isn't in the future, so it ends later.
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{annotation.Older.First: epoch.AddDate(7000, 0, 0).UnixMilli()}
-	h := pl.history(client.NewDelivery("q", m), errDown, pastOf(m), epoch)
+	h := pl.history(client.NewDelivery("q", m), errDown, pastOf(m, ""), epoch)
 	assert.Equal(t, epoch.UnixMilli(), notified(h).First)
 }
 

@@ -43,6 +43,11 @@ func IsPermanent(err error) bool {
 // there. This doesn't call the handler. A worker that doesn't use this package would handle it
 // there too early. If your handler often asks for other delays, use StrategyNative or AnyDelay.
 //
+// A delay of more than 16 delay queues would be many messages for the broker. On RabbitMQ 4.3 and
+// later, a quorum queue without a message TTL holds the message itself instead, as with StrategyNative.
+// Elsewhere a message passes at most 256 delay queues, so with delays of 1 s, After(time.Hour) is cut
+// short to 256 s, and the worker logs that once.
+//
 // A negative d is 0. err may be nil. It may be a [client.Outcome], which is then ignored:
 // After(d, client.Requeue{}) retries after d.
 func After(d time.Duration, err error) error { return &outcome.After{Delay: max(d, 0), Err: err} }

@@ -9,9 +9,9 @@ import (
 	"github.com/hopback/hopback/internal/inside"
 )
 
-// Internal is for hopback's own package desk, and may change at any time.
-func (n Names) Internal() inside.Names {
-	n, _ = n.withDefaults(nil) // invalid names stay unchanged
+// Evidence is for package desk: see inside.NamesOf.
+func (d *decorator) Evidence() inside.Names {
+	n, _ := d.policy.Names.withDefaults(nil) // invalid names stay unchanged
 	return internalNames{n}
 }
 

@@ -55,13 +55,13 @@ func TestWhatShowsWhereAMessageFailed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.Equal(t, c.want, Names{}.Internal().Failed(c.m, c.in, c.queue))
+			assert.Equal(t, c.want, evidenceOf(Names{}).Failed(c.m, c.in, c.queue))
 		})
 	}
 	own := Names{Prefix: "a.", DeadSuffix: "-dlq"}
-	assert.True(t, own.Internal().Failed(died(nil), "orders-dlq", "orders"))
-	assert.False(t, own.Internal().Failed(died(nil), "orders.dead", "orders"))
-	assert.False(t, own.Internal().Failed(died(nil, delayed), "a.parking_queue", "or.ders"))
+	assert.True(t, evidenceOf(own).Failed(died(nil), "orders-dlq", "orders"))
+	assert.False(t, evidenceOf(own).Failed(died(nil), "orders.dead", "orders"))
+	assert.False(t, evidenceOf(own).Failed(died(nil, delayed), "a.parking_queue", "or.ders"))
 }
 
 func TestWhatShowsWhereAMessageWasPublished(t *testing.T) {
@@ -84,7 +84,7 @@ func TestWhatShowsWhereAMessageWasPublished(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.Equal(t, c.want, Names{}.Internal().Published(died(nil, c.history...), "orders", c.exchange, c.key))
+			assert.Equal(t, c.want, evidenceOf(Names{}).Published(died(nil, c.history...), "orders", c.exchange, c.key))
 		})
 	}
 }
@@ -105,3 +105,5 @@ func TestDeathOfBelievesTheBrokerBeforeTheMessage(t *testing.T) {
 	d = DeadLetterOf(died(moved, [4]string{"orders.dead", "rejected", "dead_letter_exchange", "orders"}, [4]string{"orders", "rejected", "shop", "order.placed"}))
 	assert.Empty(t, d.Reason, "it is back in its queue")
 }
+
+func evidenceOf(n Names) inside.Names { return inside.NamesOf(With(Policy{Names: n})(nil)) }

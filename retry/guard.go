@@ -12,7 +12,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/workerclock"
 )
 
@@ -29,6 +29,9 @@ import (
 //   - RabbitMQ 4.3 and later require permissions: any permission on a queue; for a binding, write
 //     on its queue and read on its exchange. The consumer logs what the user isn't permitted to
 //     see, skips those checks, and starts.
+//   - During a memory or disk alarm, the broker can't be asked. The consumer starts, and is checked
+//     when the alarm is over. Until then it acknowledges messages that were handled, and holds those
+//     that must be retried or dead-lettered. If the check then finds a fault, the consumer stops.
 //   - While the consumer runs and messages fail, the checks run again: at most once a minute, or
 //     every ten seconds while retries come back early or not at all. They log findings as errors.
 //   - A delay queue that starts to lose messages gets no more of them. They wait in another delay
@@ -110,6 +113,8 @@ type inspection struct {
 	found, waived []*GuardError
 	// hangs lists queues that work as long as nobody publishes for later: see hang.
 	hangs []*GuardError
+	// unsorted says that the topology is older than the exchange that sorts dead letters.
+	unsorted bool
 	// unseen lists what the user isn't permitted to see, and the checks that were skipped. needs
 	// lists the permissions for them.
 	unseen, needs []string
@@ -131,38 +136,38 @@ func (in *inspection) err() error {
 }
 
 // prepare chooses the strategy and runs the checks. It returns all findings, joined. The watch is
-// nil if the broker can't be asked.
-func (pl *plan) prepare(ctx context.Context, s client.Start) (Strategy, *watch, error) {
+// nil if the broker can't be asked. canHold reports whether the queue can hold a message for a delay.
+func (pl *plan) prepare(ctx context.Context, s client.Start) (by Strategy, w *watch, canHold bool, err error) {
 	if s.Management == nil {
 		if pl.strategy == StrategyNative || pl.strategy == StrategyAuto {
-			return StrategyRepublish, nil, nil // the strategy that works on every broker
+			return StrategyRepublish, nil, false, nil // the strategy that works on every broker
 		}
-		return pl.strategy, nil, nil
+		return pl.strategy, nil, false, nil
 	}
 	work, err := declare.Inspect(ctx, s.Management, s.Queue)
 	if err != nil {
-		return "", nil, err
+		return "", nil, false, err
 	}
 	strategy, err := pl.choose(s.Broker, work)
 	if err != nil {
-		return "", nil, err
+		return "", nil, false, err
 	}
-	w := newWatch(s.Log, s.Queue, workerclock.From(ctx), func(ctx context.Context) (inspection, error) {
+	w = newWatch(s.Log, s.Queue, workerclock.From(ctx), func(ctx context.Context) (inspection, error) {
 		return pl.inspect(ctx, s, strategy)
 	})
-	return strategy, w, w.start(ctx)
+	return strategy, w, holds(s.Broker, work), w.start(ctx)
 }
 
 // inspect reads the path of a retry from the consumer's queue and back, and of a dead letter.
 func (pl *plan) inspect(ctx context.Context, start client.Start, strategy Strategy) (inspection, error) {
 	ask, queue := start.Management, start.Queue
 	t := pl.way(queue, strategy)
-	s, err := audit.Read(ctx, audit.Sources{AMQP: ask}, t)
+	s, err := check.Read(ctx, check.Sources{AMQP: ask}, t)
 	if err != nil {
 		return inspection{}, err
 	}
 	if pl.ladder != nil && len(s.Refused) == 0 { // each refusal costs the session
-		others, err := audit.Read(ctx, audit.Sources{AMQP: ask}, declare.Topology{Bindings: pl.ladder.others(pl.names)})
+		others, err := check.Read(ctx, check.Sources{AMQP: ask}, declare.Topology{Bindings: pl.ladder.others(pl.names)})
 		if err != nil {
 			return inspection{}, err
 		}
@@ -179,7 +184,9 @@ func (pl *plan) inspect(ctx context.Context, start client.Start, strategy Strate
 		}
 	}
 	s.Version = start.Broker.Version
-	for _, f := range audit.Check(s.Assume(t), t).Findings {
+	findings := check.Verify(s.Assume(t), t).Findings
+	c.in.unsorted = slices.ContainsFunc(findings, c.lacksSort)
+	for _, f := range findings {
 		if f.Rule == "unseen" {
 			c.unseen(f)
 		} else {
@@ -187,6 +194,14 @@ func (pl *plan) inspect(ctx context.Context, start client.Start, strategy Strate
 		}
 	}
 	return c.in, nil
+}
+
+// lacksSort reports whether the binding is missing that leads the queue's dead letters to the exchange
+// that sorts them. A topology of an older version has neither, and works as long as nobody else binds a
+// queue to the dead-letter exchange.
+func (c *guardCheck) lacksSort(f check.Finding) bool {
+	n := c.plan.names
+	return f.Rule == "missing" && f.Resource.Kind == "binding" && strings.HasPrefix(f.Resource.Name, fmt.Sprintf("%.64q to exchange %.64q", n.DeadLetterExchange, n.sortExchange()))
 }
 
 // way returns the part of the topology that messages of a queue pass through.
@@ -244,9 +259,11 @@ const (
 )
 
 // finding handles the finding of a rule. Rules find more than is checked here.
-func (c *guardCheck) finding(f audit.Finding) {
+func (c *guardCheck) finding(f check.Finding) {
 	dead := c.plan.names.DeadLetterQueue(c.queue)
 	switch name := f.Resource.Name; {
+	case c.lacksSort(f), c.in.unsorted && f.Resource.Kind == "binding" && strings.HasPrefix(name, fmt.Sprintf("%.64q to ", c.plan.names.sortExchange())):
+		// See inspection.unsorted.
 	case f.Resource.Kind == "binding":
 		if f.Rule == "missing" && !strings.Contains(name, fmt.Sprintf("to queue %.64q", dead)) {
 			c.add(GuardDelayQueue, c.queue, f.Resource.String()+" is missing", remedyApply)
@@ -284,7 +301,7 @@ func (c *guardCheck) finding(f audit.Finding) {
 }
 
 // delayQueue handles the finding of a rule about a delay queue.
-func (c *guardCheck) delayQueue(f audit.Finding) {
+func (c *guardCheck) delayQueue(f check.Finding) {
 	name := f.Resource.Name
 	i := c.level(func(q string) bool { return q == name })
 	switch f.Rule {
@@ -319,7 +336,7 @@ func (c *guardCheck) delayQueue(f audit.Finding) {
 // hang records a queue that anyone who may publish can make hang (RabbitMQ 4.4). The consumer
 // starts all the same, unless its own strategy could cause it: the queue worked before the broker
 // was upgraded.
-func (c *guardCheck) hang(f audit.Finding) {
+func (c *guardCheck) hang(f check.Finding) {
 	name := f.Resource.Name
 	if name == c.queue && c.strategy != StrategyNative || name == c.plan.names.DeadLetterQueue(c.queue) || c.level(func(q string) bool { return q == name }) >= 0 {
 		c.in.hangs = append(c.in.hangs, &GuardError{Guard: GuardMaxLength, Queue: name, Problem: f.Problem, Remedy: f.Remedy})
@@ -336,7 +353,7 @@ func (c *guardCheck) level(is func(queue string) bool) int {
 	})
 }
 
-func (c *guardCheck) loses(level int, f audit.Finding) {
+func (c *guardCheck) loses(level int, f check.Finding) {
 	if level >= 0 && !c.plan.waived[GuardDelayQueue] {
 		c.in.losing[level] = &GuardError{Guard: GuardDelayQueue, Queue: f.Resource.Name, Problem: f.Problem, Remedy: remedyApply}
 	}
@@ -359,7 +376,7 @@ func (c *guardCheck) add(g Guard, queue, problem, remedy string) {
 }
 
 // unseen records something that the user isn't permitted to see.
-func (c *guardCheck) unseen(f audit.Finding) {
+func (c *guardCheck) unseen(f check.Finding) {
 	guards := []Guard{GuardDelayQueue, GuardAtMostOnce}
 	needs := fmt.Sprintf("configure, write, or read on %s", f.Resource)
 	switch {

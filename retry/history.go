@@ -2,6 +2,7 @@ package retry
 
 import (
 	"errors"
+	"math"
 	"reflect"
 	"strings"
 	"sync"
@@ -26,9 +27,17 @@ var originOf = [...]struct{ own, brokers string }{
 
 // past is a message's record of earlier failures. It is read before the handler runs: a
 // handler that changes the message's maps must not reset the count of retries.
+//
+// It belongs to a queue: a message that a handler forwards to another queue, as a copy, starts over
+// there. A message that names no queue, as those of other systems do, is counted wherever it is.
 type past struct {
-	count int
-	first time.Time // zero if it has never failed
+	// in is the queue to read it for; "": any. named is the queue that the message names, and key is the key that
+	// RabbitMQ has routed it by.
+	in, named, key string
+	count          int
+	// others is the count that other systems write, too, and base how much of it doesn't count.
+	others, base int
+	first        time.Time // zero if it has never failed
 	// compact is its annotation.History. parsed is the same once it was parsed, which
 	// happens only after a failure.
 	compact string
@@ -53,9 +62,13 @@ type origin struct {
 // messageOf is d's message, with the parts that package historylog reads.
 func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
-func pastOf(m *client.Message) past {
+// pastOf reads m's record for a queue; "": for any.
+func pastOf(m *client.Message, queue string) past {
 	compact, _ := m.Annotations[annotation.History].(string)
-	return past{count: Count(m), first: millis(m.Annotations[annotation.Older.First]), compact: compact}
+	named, _ := m.Annotations[annotation.Queue].(string)
+	key, _ := m.Annotations["x-routing-key"].(string)
+	_, others := counters(m)
+	return past{in: queue, named: named, key: key, count: Count(m), others: others, first: millis(m.Annotations[annotation.Older.First]), compact: compact}
 }
 
 // queue is the queue that the message failed in.
@@ -66,17 +79,29 @@ func (p past) queue(d *client.Delivery) string {
 	return d.Queue()
 }
 
-// read returns p with its compact form parsed.
+// read returns p with its compact form parsed. It is empty if it belongs to another queue.
 func (p past) read() past {
-	if p.compact == "" || p.parsed != nil {
+	if p.compact != "" && p.parsed == nil {
+		t := readCompact(p.compact)
+		p.parsed, p.base = &t, int(min(max(t.Base, 0), math.MaxInt32))
+		if p.first.IsZero() {
+			p.first = millis(t.First)
+		}
+		if p.named == "" {
+			p.named = t.Queue
+		}
+	}
+	if p.in == "" || p.named == "" || p.named == p.in || p.returned() {
 		return p
 	}
-	t := readCompact(p.compact)
-	p.parsed = &t
-	if p.first.IsZero() {
-		p.first = millis(t.First)
-	}
-	return p
+	return past{in: p.in, base: p.others, failedIn: p.failedIn, parsed: &compactHistory{}}
+}
+
+// returned reports whether the message came back from a delay for the queue that its record names, by the key that
+// RabbitMQ routed it by: then its retries were moved to the queue that it is in now, as operate/migrate does. A message
+// that was published to the queue itself has the queue's name as its key, and didn't come back.
+func (p past) returned() bool {
+	return p.key != p.in && (p.key == p.named || strings.HasSuffix(p.key, "."+p.named))
 }
 
 // account is the record of a failure.
@@ -99,6 +124,15 @@ func (a *account) waits(what decision, held time.Duration) {
 	a.asked, a.left = 0, left.Milliseconds()
 	if left > 0 || what.whole > 0 {
 		a.asked = max(what.whole, what.delay).Milliseconds()
+	}
+}
+
+// passesOn notes the rest of the delay that a message had when it came back from a delay queue. One that
+// has failed has none.
+func (a *account) passesOn(what decision) {
+	a.asked, a.left = 0, 0
+	if what.whole > 0 {
+		a.asked, a.left = what.whole.Milliseconds(), what.delay.Milliseconds()
 	}
 }
 
@@ -217,6 +251,10 @@ func errorType(err error) string {
 			return "retry.After"
 		case *unreadable:
 			return e.kind
+		case *client.PanicError:
+			return "*client.PanicError" // the name that users know
+		case *client.Error:
+			return "*client.Error"
 		case *Rejected:
 			if e.ErrorType != "" {
 				return e.ErrorType

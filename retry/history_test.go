@@ -108,7 +108,7 @@ func TestAnnotationsAreBoundedAndValidForAnyError(t *testing.T) {
 	} {
 		m.Annotations[annotation.Older.Last] = int64(math.MaxInt32)
 		m.Annotations[annotation.Older.Attempts] = "[" + strings.Repeat(`[1790000000000,1,"`+strings.Repeat("e", 90)+`"],[1790000000000,1,"f"],`, 30) + "[1790000000000,1]]"
-		h := pl.history(client.NewDelivery("q", m), err, counted(pastOf(m), math.MaxInt32), epoch)
+		h := pl.history(client.NewDelivery("q", m), err, counted(pastOf(m, ""), math.MaxInt32), epoch)
 		size := 0
 		for k, v := range h {
 			size += len(k)
@@ -131,6 +131,8 @@ func TestErrorTypeIsThatBelowTheMarks(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, "*errors.errorString", errorType(errDown))
 	assert.Equal(t, "*errors.errorString", errorType(Permanent(After(time.Second, errDown))))
+	assert.Equal(t, "*client.PanicError", errorType(Permanent(&client.PanicError{Value: "no"})))
+	assert.Equal(t, "*client.Error", errorType(&client.Error{Op: "publish"}))
 	assert.Equal(t, "retry.After", errorType(After(time.Second, nil)))
 	assert.Equal(t, "*fmt.wrapError", errorType(fmt.Errorf("x: %w", errDown)))
 	assert.Equal(t, "<nil>", errorType(nil))
@@ -141,7 +143,7 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 	pl := planOf(t, Policy{})
 	m := client.NewMessage(nil)
 	m.Annotations = map[any]any{"x-exchange": "shop", "x-routing-key": "order.placed"}
-	h := pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 1), epoch)
+	h := pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m, ""), 1), epoch)
 	assert.Equal(t, "shop", *notified(h).Exchange)
 	assert.Equal(t, "order.placed", *notified(h).Key)
 	// Later the broker's own say how it came through the delay queue.
@@ -149,7 +151,7 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 		m.Annotations[k] = v
 	}
 	m.Annotations["x-exchange"], m.Annotations["x-routing-key"] = "requeue_exchange", "delay.1000.orders"
-	h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 2), epoch.Add(time.Minute))
+	h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m, ""), 2), epoch.Add(time.Minute))
 	assert.Equal(t, "shop", *notified(h).Exchange)
 	assert.Equal(t, "order.placed", *notified(h).Key)
 	assert.Equal(t, epoch.UnixMilli(), notified(h).First)
@@ -157,7 +159,78 @@ func TestOriginIsKeptFromBeforeTheFirstRetry(t *testing.T) {
 	// A forged one is not taken on.
 	for _, forged := range []any{int64(7), "\xff", strings.Repeat("x", 1025), nil} {
 		m.Annotations = map[any]any{annotation.Exchange: forged}
-		h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m), 1), epoch)
+		h = pl.history(client.NewDelivery("orders", m), errDown, counted(pastOf(m, ""), 1), epoch)
 		require.Nil(t, notified(h).Exchange)
+	}
+}
+
+// A record of another queue isn't read: counts and the time of the first failure start over. What other
+// systems count without naming a queue is read in each.
+func TestARecordBelongsToAQueue(t *testing.T) {
+	t.Parallel()
+	pl, err := Policy{}.plan()
+	require.NoError(t, err)
+	failed := func(queue string, m *client.Message, n int) *client.Message {
+		c := client.Copy(m)
+		for k, v := range pl.history(client.NewDelivery(queue, m), errDown, counted(pastOf(m, queue).read(), n), epoch) {
+			if c.Annotations == nil {
+				c.Annotations = map[any]any{}
+			}
+			c.Annotations[k] = v
+		}
+		return c
+	}
+	m := client.NewMessage(nil)
+	m.ApplicationProperties = map[string]any{CountProperty: "3"}
+	assert.Equal(t, 3, pastOf(m, "b").read().count, "another system's")
+
+	m = failed("a", m, 3)
+	was := pastOf(m, "a").read()
+	assert.Equal(t, 3, was.count)
+	assert.True(t, epoch.Equal(was.first))
+	was = pastOf(m, "b").read()
+	assert.Zero(t, was.count)
+	assert.Zero(t, was.first)
+	assert.Equal(t, was, was.read(), "once is enough")
+
+	m = failed("b", m, 1)
+	assert.Equal(t, 1, pastOf(m, "b").read().count, "the property can't be reset, and doesn't count")
+	assert.Equal(t, 1, Count(m))
+	m.ApplicationProperties[CountProperty] = "5"
+	assert.Equal(t, 2, pastOf(m, "b").read().count, "another worker of b's has counted since")
+	for _, hostile := range []string{`{"base":-5}`, `{"base":99999999999999999999}`, `{"base":"x"}`, `{"base":1e300}`} {
+		m.Annotations = map[any]any{annotation.History: hostile}
+		assert.Equal(t, 5, Count(m), hostile)
+	}
+}
+
+// Only what a delay has brought back for the queue of the record keeps its count in another queue.
+func TestReturnedIsWhatADelayBroughtBack(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]bool{
+		"delay.1000.orders": true, "orders": true, // by copies, and by StrategyDeadLetter
+		"new.orders": false, // published to the queue new.orders itself
+		"invoices":   false, "": false,
+	} {
+		assert.Equal(t, want, past{in: "new.orders", named: "orders", key: key}.returned(), key)
+	}
+}
+
+// A message came to this queue as a copy of another queue's. If the copy for its retry can't be stored, it is
+// requeued with the annotations of the forward, and hasn't been retried.
+func TestAMessageWhoseCopyIsRefusedKeepsItsCount(t *testing.T) {
+	t.Parallel()
+	p := Policy{Strategy: StrategyRepublish, MaxRetries: 3, Backoff: Delays(time.Second)}
+	m := client.NewMessage(nil)
+	m.ApplicationProperties = map[string]any{CountProperty: "3"}
+	m.Annotations = map[any]any{annotation.History: `{"queue":"before"}`}
+	require.Zero(t, pastOf(m, "orders").read().count)
+	h := worker(p, planOf(t, p), []string{"orders"}, returns(errA))
+	for range 3 {
+		f, ok := h.Handle(t.Context(), client.NewDelivery("orders", m)).(client.Forward)
+		require.True(t, ok, "it has retries left")
+		assert.Equal(t, 1, Count(f.Message))
+		annotate(&held{msg: m}, f.Annotations)
+		assert.Zero(t, pastOf(m, "orders").read().count)
 	}
 }

@@ -11,10 +11,9 @@ import (
 	"github.com/hopback/hopback/internal/inside"
 )
 
-// Internal is for hopback's own package stream, and may change at any time. It uses only what
-// decides about a failure: messages wait in the consumer. MaxRetries has no upper limit. The
-// error is that of Validate.
-func (p Policy) Internal() (inside.Policy, error) {
+// InPlace is for packages stream and partition: see inside.InPlace.
+func (d *decorator) InPlace() (inside.Policy, error) {
+	p := d.policy
 	p.Strategy = StrategyNative // which needs no delay queues
 	limit := p.MaxRetries
 	p.MaxRetries = min(limit, maxRetries)
@@ -49,7 +48,7 @@ func (p inPlace) Decide(a inside.Attempt) inside.Decision {
 
 // Past is what the message's history says.
 func (p inPlace) Past(m *amqp.Message) inside.Past {
-	was := pastOf(m).read()
+	was := pastOf(m, "").read()
 	past := inside.Past{Retries: was.count, First: was.first}
 	if t := was.parsed; t != nil && !millis(m.Annotations[annotation.ReplayedAt]).After(millis(t.Last)) {
 		past.Last, past.Delay = millis(t.Last), time.Duration(min(max(t.Delay, 0), maxDelay.Milliseconds()))*time.Millisecond
@@ -58,12 +57,12 @@ func (p inPlace) Past(m *amqp.Message) inside.Past {
 }
 
 // History is the same as retry.With writes.
-func (p inPlace) History(queue string, m *amqp.Message, retries int, first time.Time, delay time.Duration, err error) map[string]any {
-	was := pastOf(m).read()
+func (p inPlace) History(queue string, m *amqp.Message, retries int, first, now time.Time, delay time.Duration, err error) map[string]any {
+	was := pastOf(m, "").read()
 	was.count = retries
 	if !first.IsZero() {
 		was.first = first
 	}
-	a := p.plan.account(client.NewDelivery(queue, m), err, was, time.Now())
+	a := p.plan.account(client.NewDelivery(queue, m), err, was, now)
 	return a.annotations(delay)
 }

@@ -148,6 +148,11 @@ func (n Names) ParkingQueue() string {
 	return n.Parking + "_queue"
 }
 
+// sortExchange is behind the dead-letter exchange. It routes retries to a delay queue, and all else,
+// which matches nothing there, to GivenUpExchange. Others bind their queues to the exchange that they
+// know, the dead-letter exchange, where such a binding takes nothing away.
+func (n Names) sortExchange() string { return n.DeadLetterExchange + ".sort" }
+
 func (n Names) parkingExchange() string { return n.Parking + "_exchange" }
 
 // RoutingKey returns the routing key that delays a message of a work queue for d when you publish

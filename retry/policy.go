@@ -81,8 +81,10 @@ type Policy struct {
 	// Worker is the name of this process in the history of messages, at most 255 bytes. Default:
 	// the host name.
 	Worker string
-	// LogLevel is the level of the log line about each failed attempt that will be retried.
-	// Dead-lettered messages are always logged as warnings. Default: slog.LevelInfo.
+	// LogLevel is the level of log lines about failed attempts that will be retried. At
+	// slog.LevelDebug each attempt is a line; at higher levels the consumer combines them, as
+	// client.Config.Logger describes. Dead-lettered messages are always logged as warnings.
+	// Default: slog.LevelInfo.
 	LogLevel slog.Level
 	// Names are the names of the exchanges and queues that retries use. Default: see [Names].
 	Names Names

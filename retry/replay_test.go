@@ -27,7 +27,7 @@ func TestReplayedMessageStartsAgain(t *testing.T) {
 	m.Annotations[annotation.DeliveryTime] = long.UnixMilli()
 	require.IsType(t, client.DeadLetter{}, handle(t, p, m, returns(errA)), "unchanged, it is dead-lettered again at once")
 
-	c := Names{}.Internal().Copy(m)
+	c := evidenceOf(Names{}).Copy(m)
 	require.NoError(t, client.Validate(c))
 	assert.Equal(t, map[any]any{
 		"x-opt-tenant": "acme", "x-opt-list": []any{int64(1)}, annotation.Exchange: "shop", annotation.RoutingKey: "k",
@@ -42,5 +42,5 @@ func TestReplayedMessageStartsAgain(t *testing.T) {
 	require.True(t, ok)
 	assert.Equal(t, int64(1), retried.Annotations[annotation.Retries])
 	assert.WithinDuration(t, time.Now(), millis(notified(retried.Annotations).First), time.Minute)
-	assert.Nil(t, Names{}.Internal().Copy(nil))
+	assert.Nil(t, evidenceOf(Names{}).Copy(nil))
 }

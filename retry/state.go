@@ -12,6 +12,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/refusal"
+	"github.com/hopback/hopback/internal/startcheck"
 	"github.com/hopback/hopback/internal/workerclock"
 )
 
@@ -28,8 +29,13 @@ type queueState struct {
 	level    slog.Level // of the line about an attempt that will be retried
 	// holdsMessages says that the broker holds messages until their delivery time.
 	holdsMessages bool
+	// canHold says that this queue is one of those. capped is logged once.
+	canHold bool
+	capped  sync.Once
 	// tokens says that waiting messages can have tokens.
 	tokens bool
+	// pending is set while the check waits for the end of an alarm.
+	pending *startcheck.Pending[*queueState]
 	// prepared says that the consumer of this queue has called Prepare.
 	prepared bool
 	// consumer is whose state this is; nil if the handler is called without a consumer.

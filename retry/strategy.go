@@ -90,6 +90,15 @@ func (pl *plan) choose(b client.Broker, q declare.QueueInfo) (Strategy, error) {
 	return StrategyRepublish, nil
 }
 
+// holds reports whether q holds a message until its delivery time, regardless of the strategy, and neither
+// lets it expire in that time nor hangs.
+func holds(b client.Broker, q declare.QueueInfo) bool {
+	_, ttl := q.Arguments["x-message-ttl"]
+	_, length := q.Arguments["x-max-length"]
+	_, bytes := q.Arguments["x-max-length-bytes"]
+	return q.Type == "quorum" && !oldbroker.Of(b.AtLeast).IgnoresDeliveryTime && !ttl && (!length && !bytes || q.Arguments["x-overflow"] == "reject-publish")
+}
+
 // outlasts reports whether a message that waits in q for its retries may expire there: the
 // queue's message TTL runs on from its arrival (TestAMessageExpiresWhileItWaitsNatively).
 func (pl *plan) outlasts(q declare.QueueInfo) bool {

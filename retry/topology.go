@@ -17,7 +17,9 @@ import (
 // Each strategy needs these, so that a queue can change from one to another:
 //
 //	<queue>               queue    as given; dead-letters, under its name, to
-//	dead_letter_exchange  headers  routes messages that aren't retried to
+//	dead_letter_exchange  headers  routes by the work queue's name to
+//	dead_letter_exchange.sort
+//	                      headers  routes messages that aren't retried to
 //	given_up_exchange     direct   routes by the work queue's name to
 //	<queue>.dead          queue    without a delivery limit
 //	parking_exchange      fanout   routes messages that can't return to
@@ -33,7 +35,7 @@ import (
 //
 // StrategyDeadLetter and StrategyAuto add:
 //
-//	hold_<n>s             queue    bound to dead_letter_exchange by the delay that
+//	hold_<n>s             queue    bound to dead_letter_exchange.sort by the delay that
 //	                               the message's annotation names; dead-letters to
 //	return_exchange       direct   returns by the work queue's name
 //
@@ -48,8 +50,12 @@ import (
 //     is lost if the next exchange, binding, or queue is missing.
 //   - Every exchange after a delay queue has the parking exchange as its alternate exchange. So a
 //     message that can't return doesn't block those behind it.
+//   - A queue that somebody else binds to dead_letter_exchange gets copies. Don't bind one to
+//     dead_letter_exchange.sort: it would take the messages that it matches.
 //   - A work queue without a DeadLetter gets the dead-letter queue above. A queue with its own,
-//     or with [declare.Drop], keeps that, and can't use StrategyDeadLetter.
+//     or with [declare.Drop], keeps that, and can't use StrategyDeadLetter. If it names
+//     dead_letter_exchange, with another work queue's name as the routing key, they share that
+//     one's dead-letter queue.
 func Topology(p Policy, work ...declare.QuorumQueue) (declare.Topology, error) {
 	pl, err := p.plan()
 	if err != nil {
@@ -75,6 +81,7 @@ func (pl *plan) ends() declare.Topology {
 			{Name: n.parkingExchange(), Type: declare.ExchangeFanout},
 			{Name: n.GivenUpExchange, Type: declare.ExchangeDirect, AlternateExchange: n.parkingExchange()},
 			{Name: n.DeadLetterExchange, Type: declare.ExchangeHeaders, AlternateExchange: n.GivenUpExchange},
+			{Name: n.sortExchange(), Type: declare.ExchangeHeaders, AlternateExchange: n.GivenUpExchange},
 		},
 		Queues: []declare.Queue{
 			// This is the last stop: a message that is rejected here is dropped on purpose.
@@ -151,16 +158,26 @@ func (pl *plan) holdQueues() declare.Topology {
 	for _, d := range pl.levels {
 		name := n.HoldQueue(d)
 		t.Queues = append(t.Queues, holding(name, d, n.ReturnExchange))
-		t.Bindings = append(t.Bindings, pl.holdBinding(d))
+		t.Bindings = append(t.Bindings, pl.holdBinding(n.DeadLetterExchange, d), pl.holdBinding(n.sortExchange(), d))
 	}
 	return t
 }
 
+// sortBinding leads the dead letters of a work queue to the exchange that sorts them, regardless of
+// what else is bound to the dead-letter exchange. It is for one queue, because other teams may have a topology
+// without it: their delay queues are bound to the dead-letter exchange alone.
+func (pl *plan) sortBinding(queue string) declare.Binding {
+	return declare.Binding{
+		Source: pl.names.DeadLetterExchange, Exchange: pl.names.sortExchange(), Key: queue, Match: declare.MatchAllWithX,
+		Headers: map[string]any{"x-last-death-queue": queue},
+	}
+}
+
 // holdBinding matches the mark of a retry and its delay, and only messages that a worker
 // rejected: one that reaches the delivery limit or its time to live may still carry an old mark.
-func (pl *plan) holdBinding(d time.Duration) declare.Binding {
+func (pl *plan) holdBinding(source string, d time.Duration) declare.Binding {
 	return declare.Binding{
-		Source: pl.names.DeadLetterExchange, Queue: pl.names.HoldQueue(d), Match: declare.MatchAllWithX,
+		Source: source, Queue: pl.names.HoldQueue(d), Match: declare.MatchAllWithX,
 		Headers: map[string]any{
 			client.AnnotationReason: string(reasonRetry),
 			annotation.Delay:        d.Milliseconds(),
@@ -208,7 +225,13 @@ func (pl *plan) workQueue(at argument.Path, s Strategy, q declare.QuorumQueue) (
 			t.Bindings = append(t.Bindings, pl.replayBinding(q.Name))
 		}
 		t.Queues = append(t.Queues, pl.deadLetterQueue(q.Name))
-		t.Bindings = append(t.Bindings, declare.Binding{Source: n.GivenUpExchange, Queue: dead, Key: q.Name})
+		t.Bindings = append(t.Bindings, declare.Binding{Source: n.GivenUpExchange, Queue: dead, Key: q.Name}, pl.sortBinding(q.Name))
+	case q.DeadLetter.Exchange == n.DeadLetterExchange && q.DeadLetter.RoutingKey != "" && s != StrategyDeadLetter:
+		// It shares the dead-letter queue of another work queue, as the lanes of package fair do.
+		if pl.replayByMove {
+			t.Bindings = append(t.Bindings, pl.replayBinding(q.Name))
+		}
+		t.Bindings = append(t.Bindings, pl.sortBinding(q.Name))
 	case s == StrategyDeadLetter:
 		return t, argument.At(at.Field("DeadLetter"), argument.CodeConflict, nil, fmt.Sprintf("is set, but the strategy %s retries by the work queue's own dead-lettering", s), "leave it out, or use another strategy")
 	}

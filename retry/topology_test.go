@@ -163,6 +163,12 @@ func testVanishes(t *testing.T) {
 						}
 					}
 					w.settle()
+					if b, ok := missing.(declare.Binding); ok && b.Source == pl.names.sortExchange() {
+						// The same binding of the dead-letter exchange is there for older workers, so
+						// each retry leaves a copy among the dead letters.
+						require.GreaterOrEqual(t, w.total(), total, "%s: %v", what, w.where())
+						continue
+					}
 					require.Equal(t, total, w.total(), "%s: %v", what, w.where())
 				}
 				for q, ms := range w.contents {

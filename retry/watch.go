@@ -107,6 +107,9 @@ func (w *watch) start(ctx context.Context) error {
 	for _, e := range in.hangs {
 		w.log.Warn("hopback: topology check: anyone who may publish to a queue can make it hang", "at", e.Queue, "problem", e.Problem, "remedy", e.Remedy)
 	}
+	if in.unsorted {
+		w.log.Warn("hopback: topology check: the topology is older than this version: a queue that others bind to the dead-letter exchange would take this queue's dead letters; apply retry.Topology or retry.CentralTopology")
+	}
 	if w.oneWay && in.copies != nil {
 		w.log.Info("hopback: Central copies the messages of this queue, because the topology doesn't allow moving them", "reason", in.copies)
 	}

@@ -15,8 +15,8 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/integration/clockstep"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/clockstep"
 	"github.com/hopback/hopback/internal/historylog"
 )
 

@@ -3,10 +3,8 @@ package retry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -14,10 +12,9 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/oldbroker"
+	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
-	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // With returns a middleware that retries failed messages by the policy p. Wrap the handlers of
@@ -44,6 +41,8 @@ import (
 // When the consumer starts, it checks the policy, the queue, and the topology: see [Guard]. If p
 // is invalid, it doesn't start, and the error is that of [Policy.Validate].
 //
+//   - A handler has one With: within another, it keeps the consumer from starting, with an
+//     *argument.Error. Handlers next to each other, as in a typemux, may have one each.
 //   - A middleware around With must keep its Prepare method: use [client.Wrap]. Otherwise the
 //     consumer stops at its first delivery with an *argument.Error, and the message is requeued.
 //   - A test may call Handle without Prepare, with a delivery from [client.NewDelivery].
@@ -51,12 +50,13 @@ import (
 func With(p Policy) client.Middleware {
 	pl, err := p.plan()
 	return func(h client.Handler) client.Handler {
-		return &decorator{handler: h, plan: &pl, invalid: err}
+		return &decorator{handler: h, policy: p, plan: &pl, invalid: err}
 	}
 }
 
 type decorator struct {
 	handler client.Handler
+	policy  Policy // as the user wrote it
 	plan    *plan
 	invalid error
 	states  states
@@ -66,6 +66,13 @@ type decorator struct {
 	counter string
 }
 
+// nestedKey is the key for which the ctx of a Prepare within another retry.With has a value.
+type nestedKey struct{}
+
+// errNested keeps a consumer from starting whose handler has two policies.
+var errNested = argument.New("handler", nil, "has a retry.With within another retry.With, whose policy would have no effect: the inner one decides about each failure",
+	"use one of them, with Policy.Rules for errors that differ; to choose a policy by type, put a retry.With around each handler of a typemux")
+
 // errHidden stops a consumer that hasn't prepared its decorator.
 var errHidden = argument.New("handler", nil, "hides the Prepare method of retry.With, so the topology isn't checked and no strategy is chosen",
 	"write the middleware around retry.With with client.Wrap, or give its Handler a Prepare method that calls client.Prepare(ctx, inner, start)")
@@ -74,38 +81,27 @@ func (d *decorator) Prepare(ctx context.Context, s client.Start) error {
 	if d.invalid != nil {
 		return d.invalid
 	}
-	q := d.plan.stateFor(s.Queue, StrategyRepublish)
-	q.consumer, q.log, q.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
-	if q.unusable != nil {
+	if ctx.Value(nestedKey{}) != nil {
+		return errNested
+	}
+	if q := d.newState(ctx, s); q.unusable != nil {
 		return q.unusable
 	}
-	var err error
-	if q.strategy, q.watch, err = d.plan.prepare(ctx, s); err != nil {
+	q, err := d.start(ctx, s)
+	if err != nil {
 		return err
 	}
-	if q.strategy == StrategyRepublish && q.noKey != nil {
-		return q.noKey
-	}
-	if d.plan.jitter != JitterNone && q.strategy != StrategyNative && d.plan.ladder == nil {
-		q.log.Warn("hopback: Policy.Jitter has no effect, because StrategyAuto uses delay queues here; use StrategyNative or Policy.AnyDelay, or remove the jitter", "queue", s.Queue, "strategy", string(q.strategy))
-	}
-	old := oldbroker.Of(s.Broker.AtLeast)
-	if q.tokens = !old.LacksTokens && q.strategy == StrategyNative; d.plan.claimable && !q.tokens {
-		q.log.Warn("hopback: Policy.Claimable has no effect, because StrategyAuto uses delay queues here, or the broker is older than RabbitMQ 4.4", "queue", s.Queue, "strategy", string(q.strategy), "broker", s.Broker.Version)
-	}
-	q.holdsMessages = !old.IgnoresDeliveryTime
-	if q.strategy == StrategyNative || d.plan.giveUp > 0 {
-		q.clock.asks(q, s)
-		q.clock.learn(ctx)
-	}
-	if s.Forwards != nil && q.strategy == StrategyRepublish {
+	if s.Forwards != nil && q.strategy == StrategyRepublish && (q.pending == nil || d.plan.strategy == StrategyRepublish) {
 		if to, ok := d.plan.copiesTo(q); ok {
 			s.Forwards(to)
 		}
 	}
-	q.prepared = true
 	d.states.put(q)
-	return client.Prepare(ctx, d.handler, s)
+	err = client.Prepare(context.WithValue(ctx, nestedKey{}, true), d.handler, s)
+	if err != nil && q.pending != nil {
+		q.pending.Cancel()
+	}
+	return err
 }
 
 func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error) {
@@ -116,19 +112,25 @@ func (d *decorator) Handle(ctx context.Context, del *client.Delivery) (err error
 	if err != nil {
 		return client.Requeue{Failed: true, Err: err}
 	}
-	// A panic of the handler, or of a function of the policy, dead-letters the message. That
-	// overwrites the mark of a retry, so that the message isn't retried again. The same holds for
-	// runtime.Goexit, where no result reaches the consumer.
+	was := pastOf(messageOf(del), del.Queue())
 	returned := false
-	was := pastOf(messageOf(del))
-	defer outcome.Catch(&returned, func(value any, stack []byte) {
-		err = d.dead(del, q, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack}, was, q.clock.now())
-		if value == nil {
-			outcome.LeaveLastWord(ctx, err)
-		}
-	})
+	defer outcome.Catch(&returned, func(value any, stack []byte) { err = d.panicked(ctx, del, q, was, value, stack) })
 	err = d.handle(ctx, del, q, was)
 	returned = true
+	return err
+}
+
+// panicked dead-letters a message whose handler, or a function of the policy, has panicked. That
+// overwrites the mark of a retry, so that the message isn't retried again. The same holds for
+// runtime.Goexit, where no result reaches the consumer.
+func (d *decorator) panicked(ctx context.Context, del *client.Delivery, q *queueState, was past, value any, stack []byte) error {
+	failed := &client.PanicError{Value: value, Stack: stack}
+	err := d.onceChecked(ctx, del, q, was, failed, func(q *queueState) error {
+		return d.dead(del, q, client.ReasonPanicked, failed, was, q.clock.now())
+	})
+	if value == nil {
+		outcome.LeaveLastWord(ctx, err)
+	}
 	return err
 }
 
@@ -164,32 +166,72 @@ func (d *decorator) handle(ctx context.Context, del *client.Delivery, q *queueSt
 			return client.Requeue{Err: err}
 		}
 		if says.Kind == outcome.IsDecided {
-			return d.decidedByHandler(del, q, client.OutcomeOf(says.Decided), was)
+			return d.decidedByHandler(ctx, del, q, err, client.OutcomeOf(says.Decided), was)
 		}
-		now := q.clock.now()
 		was = was.read()
-		what := d.plan.decide(failure{
-			err: err, says: says, count: was.count, first: was.first, now: now,
-			strategy: d.strategyFor(q, messageOf(del)), u: rand.Float64(),
-		})
-		switch what.do {
-		case decidedDiscard:
-			del.Report(instrument.Decision{Kind: instrument.DecisionDiscard, Attempt: was.count + 1, Err: err})
-			return nil
-		case decidedDead:
-			return d.dead(del, q, what.reason, what.err, was, now)
-		}
-		if again < d.plan.immediate && !what.asked && ctx.Err() == nil {
+		now := q.clock.now()
+		what := d.decide(del, q, err, says, was, now)
+		if what.do == decidedRetry && again < d.plan.immediate && !what.asked && ctx.Err() == nil {
 			continue
 		}
-		return d.wait(ctx, del, q, what, err, was, now)
+		if q.pending == nil || what.do == decidedDiscard {
+			return d.follow(ctx, del, q, what, err, was, now)
+		}
+		return d.followLater(ctx, del, q, err, says, was)
 	}
+}
+
+// decide applies the policy to a failure.
+func (d *decorator) decide(del *client.Delivery, q *queueState, err error, says outcome.Verdict, was past, now time.Time) decision {
+	return d.plan.decide(failure{
+		err: err, says: says, count: was.count, first: was.first, now: now,
+		strategy: d.strategyFor(q, messageOf(del)), u: rand.Float64(),
+	})
+}
+
+// followLater decides about a failure once the check is done.
+func (d *decorator) followLater(ctx context.Context, del *client.Delivery, q *queueState, err error, says outcome.Verdict, was past) error {
+	return d.onceChecked(ctx, del, q, was, err, func(q *queueState) error {
+		now := q.clock.now()
+		return d.follow(ctx, del, q, d.decide(del, q, err, says, was, now), err, was, now)
+	})
+}
+
+// follow carries out what was decided about a failure.
+func (d *decorator) follow(ctx context.Context, del *client.Delivery, q *queueState, what decision, err error, was past, now time.Time) error {
+	switch what.do {
+	case decidedDiscard:
+		del.Report(instrument.Decision{Kind: instrument.DecisionDiscard, Attempt: was.count + 1, Err: err})
+		return nil
+	case decidedDead:
+		return d.dead(del, q, what.reason, what.err, was, now)
+	}
+	return d.wait(ctx, del, q, what, err, was, now)
+}
+
+// deadLetters reports whether o dead-letters the message.
+func deadLetters(o client.Outcome) bool {
+	if m, ok := o.(client.Modify); ok {
+		return m.DeadLetter
+	}
+	_, ok := o.(client.DeadLetter)
+	return ok
 }
 
 // decidedByHandler adds the history when the handler itself dead-letters a message. The mark must
 // differ from that of a retry. Otherwise a message that StrategyDeadLetter retried before would
 // be retried again.
-func (d *decorator) decidedByHandler(del *client.Delivery, q *queueState, o client.Outcome, was past) error {
+func (d *decorator) decidedByHandler(ctx context.Context, del *client.Delivery, q *queueState, err error, o client.Outcome, was past) error {
+	if q.pending == nil || !deadLetters(o) {
+		return d.withReason(del, q, o, was)
+	}
+	return d.onceChecked(ctx, del, q, was, err, func(q *queueState) error { return d.withReason(del, q, o, was) })
+}
+
+func (d *decorator) withReason(del *client.Delivery, q *queueState, o client.Outcome, was past) error {
+	if deadLetters(o) {
+		was = was.read()
+	}
 	switch o := o.(type) {
 	case client.DeadLetter:
 		if o.Reason == "" {
@@ -221,6 +263,7 @@ func (d *decorator) withHistory(del *client.Delivery, q *queueState, err error, 
 
 func (d *decorator) dead(del *client.Delivery, q *queueState, reason client.Reason, err error, was past, now time.Time) error {
 	q.watch.messageGivenUp()
+	was = was.read()
 	report(del, decision{attempt: was.count + 1}, instrument.DecisionDeadLetter, string(reason), 0, err)
 	return client.DeadLetter{Reason: reason, Err: err, Annotations: d.plan.history(del, err, was, now)}
 }
@@ -243,6 +286,7 @@ func (d *decorator) wait(ctx context.Context, del *client.Delivery, q *queueStat
 
 // carryOut returns the outcome that makes the message wait, with its history.
 func (d *decorator) carryOut(ctx context.Context, del *client.Delivery, q *queueState, strategy Strategy, what decision, a *account, err error) error {
+	strategy, what = d.fit(ctx, del, q, strategy, what)
 	whole := max(what.whole, what.delay)
 	switch {
 	case strategy == StrategyNative:
@@ -287,18 +331,8 @@ func (q *queueState) reportRetry(ctx context.Context, del *client.Delivery, what
 	if kind != instrument.DecisionRetry || !q.log.Enabled(ctx, q.level) {
 		return
 	}
-	var id any
-	if p := messageOf(del).Properties; p != nil {
-		id = p.MessageID
-	}
-	switch v := id.(type) {
-	case string:
-		id = strings.ToValidUTF8(v[:min(len(v), 255)], "?")
-	case fmt.Stringer: // a UUID
-		id = v.String()
-	}
 	q.log.Log(ctx, q.level, "hopback: an attempt failed; the message will be retried",
-		"queue", q.queue, "message_id", id, "attempt", what.attempt, "delay", what.delay, "strategy", string(by), "error", a.text)
+		"queue", q.queue, "message_id", message.ID(messageOf(del)), "attempt", what.attempt, "delay", what.delay, "strategy", string(by), "error", a.text)
 }
 
 // kindOf is what a retry is to an Instrument.
@@ -356,13 +390,20 @@ func (d *decorator) republish(ctx context.Context, del *client.Delivery, q *queu
 			delete(c.Annotations, k) // older history; the copy's delivery count begins at zero
 		}
 	}
+	original := *a // it is requeued if the copy can't be stored: then it hasn't been retried, and hasn't waited
+	original.passesOn(what)
 	a.waits(what, delay)
-	var history any = a.compact(delay, false)
-	f := client.Forward{To: to, Message: c, Annotations: map[string]any{annotation.History: history}, Err: err}
+	copied := *a
+	copied.was.base = 0 // the copy's count is its own
+	var history any = copied.compact(delay, false)
+	back := history
+	if original.left != a.left || original.asked != a.asked || original.was.base != 0 {
+		back = original.compact(delay, false)
+	}
+	f := client.Forward{To: to, Message: c, Annotations: map[string]any{annotation.History: back}, Err: err}
 	if m.Annotations[annotation.Queue] != nil {
 		// It wins over the history, so it must be the newer one.
-		f.Annotations = a.annotations(delay)
-		// The original is requeued if the copy can't be stored. It hasn't been retried then.
+		f.Annotations = original.annotations(delay)
 		delete(f.Annotations, annotation.Retries)
 	}
 	if mayNotCopy(c) {
@@ -458,6 +499,9 @@ var errNoDelays = errors.New("the policy has no retries, so it has no delay queu
 // of the forward and the queue's delivery limit stop it, so it never loops forever. Other
 // messages aren't affected, since a sender could have forged this one's time.
 func (d *decorator) tooEarly(ctx context.Context, del *client.Delivery, q *queueState, left time.Duration, early int, was past) error {
+	if q.pending != nil {
+		return d.onceChecked(ctx, del, q, was, errEarly, func(q *queueState) error { return d.tooEarly(ctx, del, q, left, early, was) })
+	}
 	now := q.clock.now()
 	if q.unusable != nil {
 		return d.dead(del, q, client.ReasonUnforwardable, errors.Join(q.unusable, errEarly), was, now)

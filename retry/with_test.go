@@ -699,3 +699,20 @@ func TestRetriesCountHoweverTheHandlerChangesTheMessage(t *testing.T) {
 		}
 	}
 }
+
+// A retry.With within another one would have a policy without effect. It is refused when the consumer
+// starts, regardless of what is between them; next to each other they are fine.
+func TestNestedPoliciesAreRefused(t *testing.T) {
+	t.Parallel()
+	h := client.Handler(client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil }))
+	with, between := With(Policy{}), func(h client.Handler) client.Handler { return client.Wrap(h, h.Handle) }
+	start := client.Start{Queue: "orders"}
+	for name, nested := range map[string]client.Handler{
+		"directly":  with(with(h)),
+		"a wrapper": between(with(between(with(h)))),
+		"Central":   with(Central(Policy{}, CentralConfig{Queues: []string{"orders"}, FailedQueue: "failed"})),
+	} {
+		require.ErrorAs(t, client.Prepare(t.Context(), nested, start), new(*argument.Error), name)
+	}
+	require.NoError(t, client.Prepare(t.Context(), between(with(between(h))), start))
+}

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"fmt"
 	"sync"
 
 	"github.com/hopback/hopback/client"
@@ -31,7 +32,8 @@ type call struct {
 	links    *links // whose address the request names as reply-to; nil between attempts
 	cancel   func() // ends the publish of the attempt
 	answered bool
-	left     bool // its caller has left
+	tooLarge uint64 // the size of a reply without its body; 0: it has one
+	left     bool   // its caller has left
 }
 
 // event is a reply, or why none can come.
@@ -66,6 +68,16 @@ func (s *calls) enroll(c *call, l *links, cancel func()) (reply *client.Message,
 	return nil, true
 }
 
+// complete is nil if c's reply has a body, as it does unless it is too large.
+func (s *calls) complete(c *call, to string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.tooLarge == 0 {
+		return nil
+	}
+	return fmt.Errorf("hopback: call %s: %w: it has %d bytes, and Config.MaxMessageSize allows fewer", to, ErrUndecodable, c.tooLarge)
+}
+
 // leave ends a call.
 func (s *calls) leave(c *call) {
 	s.mu.Lock()
@@ -84,8 +96,8 @@ func (s *calls) leave(c *call) {
 	s.next = (s.next + 1) % remembered
 }
 
-// dispatch passes a reply to its call. Only the first counts.
-func (s *calls) dispatch(m *client.Message) {
+// dispatch passes a reply to its call. Only the first counts. tooLarge is that of replylink.Reply.
+func (s *calls) dispatch(m *client.Message, tooLarge uint64) {
 	var c *call
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +115,7 @@ func (s *calls) dispatch(m *client.Message) {
 		s.stats.Late++
 		c.answered = true
 	default:
-		c.answered = true
+		c.answered, c.tooLarge = true, tooLarge
 		s.stats.Replies++
 		c.events <- event{reply: m}
 		if c.cancel != nil {

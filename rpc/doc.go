@@ -22,5 +22,5 @@
 // to the request's reply-to, with the request's correlation-id, or with its message-id if it has
 // no correlation-id.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package rpc

@@ -36,10 +36,6 @@ const ReasonExpired client.Reason = "expired"
 // ReasonDiscarded is the reason of a [GivenUpError] for a request that failed with retry.Discard.
 const ReasonDiscarded client.Reason = "discarded"
 
-// ReasonUnsendable is the reason of a [GivenUpError], and of the dead letter, for a request whose
-// reply can't be encoded or is larger than the broker accepts. The handler has run.
-const ReasonUnsendable client.Reason = "unsendable-reply"
-
 // Error is an error reply: the handler has handled the request, and refuses it. Return one from
 // the handler, alone or wrapped, and Call returns it. It counts as a reply: the request is
 // acknowledged, and not retried.
@@ -64,7 +60,7 @@ func (e *Error) Error() string {
 // without a reply: see Reason. The handler may have done a part of its work.
 type GivenUpError struct {
 	// Reason is the reason of the dead letter, such as retry.ReasonExhausted,
-	// retry.ReasonPermanent, client.ReasonUndecodable, or [ReasonUnsendable]. For [ReasonExpired]
+	// retry.ReasonPermanent, client.ReasonUndecodable, or client.ReasonUnsendable. For [ReasonExpired]
 	// and [ReasonDiscarded] there is no dead letter.
 	Reason client.Reason
 	// Text is the text of the handler's last error.

@@ -13,7 +13,8 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/replylink"
 )
@@ -81,7 +82,7 @@ func newReplyReceiver(cfg replyReceiverConfig) (*replyReceiver, error) {
 	l := &replyReceiver{cfg: cfg, since: time.Now(), done: make(chan struct{}), changed: make(chan struct{}), queue: queuePrefix + strings.ToLower(rand.Text())}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	var err error
-	if l.place, err = cfg.conn.Internal().ReserveReplies(l.stop, l.count); err != nil {
+	if l.place, err = inside.Of(cfg.conn).ReserveReplies(l.stop, l.count); err != nil {
 		l.cancel()
 		return nil, err
 	}
@@ -101,7 +102,7 @@ func (l *replyReceiver) run() {
 		}
 		l.cfg.calls.lose(now, e)
 	}
-	for try := range link.Tries(l.ctx, l.place.Pause) {
+	for try := range backoff.Tries(l.ctx, l.place.Pause) {
 		now, err := l.open(last)
 		if errors.Is(err, errQueueGone) {
 			lose(last, err)
@@ -201,13 +202,13 @@ func (l *replyReceiver) receive(now *links) error {
 	for i := range now.n {
 		running.Go(func() {
 			for {
-				m, id, err := now.session.Receive(ctx, i)
+				reply, err := now.session.Receive(ctx, i)
 				if err != nil {
 					cancel(err) // only the first counts
 					return
 				}
-				l.cfg.calls.dispatch(m)
-				if err := now.session.Accept(i, id); err != nil {
+				l.cfg.calls.dispatch(reply.Message, reply.TooLarge)
+				if err := now.session.Accept(i, reply.ID); err != nil {
 					cancel(err)
 					return
 				}

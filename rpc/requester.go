@@ -192,7 +192,8 @@ func (r *Requester[Req, Resp]) named(err error) error {
 //
 //	*Error               the handler has answered: it refuses the request
 //	*GivenUpError        the handler has failed, and the request isn't retried any more
-//	ErrUndecodable       the handler has answered, and the reply can't be decoded
+//	ErrUndecodable       the handler has answered, and the reply can't be decoded, or is larger
+//	                     than client.Config.MaxMessageSize
 //	*argument.Error      nothing was sent
 //	client.ErrNotSent    nothing was sent: ctx was done first, or the requester is closed
 //	client.ErrNotFound, client.ErrUnroutable, client.ErrTooLarge, client.ErrUnauthorized
@@ -243,7 +244,7 @@ func (r *Requester[Req, Resp]) exchange(ctx context.Context, req Req, edit []fun
 		m, again, err := r.attempt(ctx, deadline, c, req, edit)
 		switch {
 		case m != nil:
-			return m, nil
+			return m, r.calls.complete(c, r.to)
 		case !client.SafeToRetry(err):
 			before = err
 		case before != nil:

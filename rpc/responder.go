@@ -14,6 +14,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -59,12 +60,11 @@ type ResponderStats struct {
 // Responder sends the replies of handlers made by [Respond]. It is safe for concurrent use by any
 // number of handlers, and survives the loss of its connection. It uses one session of the Conn.
 type Responder struct {
-	codec    client.Codec
-	timeout  time.Duration
-	allow    func(address.Address) bool
-	log      atomic.Pointer[slog.Logger] // of the first consumer; nil: none has started
-	notified atomic.Int64                // when a forbidden reply was logged last, in Unix nanoseconds
-	publish  *client.Publisher[any]
+	codec   client.Codec
+	timeout time.Duration
+	allow   func(address.Address) bool
+	log     atomic.Pointer[slog.Logger] // of the first consumer; nil: none has started
+	publish *client.Publisher[any]
 
 	replied, errors, givenUp, unclaimed, unwanted, expired atomic.Uint64
 }
@@ -141,7 +141,7 @@ func (r *Responder) Close(ctx context.Context) error { return r.publish.Close(ct
 //
 //   - A request that can't be decoded is dead-lettered with client.ReasonUndecodable.
 //   - A request whose reply can't be encoded, or is too large, is dead-lettered with
-//     [ReasonUnsendable], and the caller gets an error: a retry would fail again.
+//     client.ReasonUnsendable, and the caller gets an error: a retry would fail again.
 //   - The caller learns only of dead letters that middleware reports with Delivery.Report, as
 //     retry.With does. Without retry.With, it doesn't learn of a panic, or of a request that is
 //     requeued until its delivery limit. Its call then lasts until its ctx is done.
@@ -321,24 +321,23 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 		r.unclaimed.Add(1)
 		return nil
 	case errors.Is(err, client.ErrTooLarge), errors.As(err, new(*argument.Error)):
-		return client.DeadLetter{Reason: ReasonUnsendable, Err: err}
+		return client.DeadLetter{Reason: client.ReasonUnsendable, Err: err}
 	}
 	return err
 }
 
-// logForbidden logs a reply that isn't allowed, at most once a minute.
+// logForbidden logs a reply that isn't allowed. The consumer's logger limits these lines. The
+// address isn't "to", so that a client can't make a line for each by asking for many.
 func (r *Responder) logForbidden(d *client.Delivery, to address.Address) {
-	now := time.Now().UnixNano()
-	last := r.notified.Load()
 	log := r.log.Load()
-	if log == nil || now-last < int64(time.Minute) || !r.notified.CompareAndSwap(last, now) {
+	if log == nil {
 		return
 	}
 	why := "ResponderConfig.Allow refused the address"
 	if to == address.Queue(d.Queue()) {
 		why = "the reply would be the next request in this queue"
 	}
-	log.Warn("hopback: a reply was dropped: "+why, "queue", d.Queue(), "to", to.String())
+	log.Warn("hopback: a reply was dropped: "+why, "queue", d.Queue(), "message_id", message.ID(d.Message()), "reply_to", to.String())
 }
 
 // replyAddress parses a reply-to. RabbitMQ 4.0 passes on that of an AMQP 0-9-1 client unchanged:

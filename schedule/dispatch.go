@@ -9,13 +9,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/oldbroker"
 )
-
-// ReasonUndeliverable is the reason of messages in [Names.UndeliverableQueue]. Their
-// client.AnnotationError is the error of the broker.
-const ReasonUndeliverable client.Reason = "undeliverable"
 
 // DispatchConfig configures [Dispatch]. The zero value is ready to use.
 type DispatchConfig struct {
@@ -56,7 +52,7 @@ const (
 // lost, and one may be published twice, with the same message-id.
 //
 //   - A message that can't be delivered is dead-lettered to [Names.UndeliverableQueue], with
-//     [ReasonUndeliverable]. This happens if no queue is bound for its key, if the exchange or
+//     client.ReasonUndeliverable. This happens if no queue is bound for its key, if the exchange or
 //     queue is gone, if the user may not write to it, if Allow doesn't allow the address, or if
 //     the message can't be sent.
 //   - If a queue refuses a message because it is full, Dispatch retries until the queue accepts
@@ -135,13 +131,13 @@ func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
 		err = d.permitted(to)
 	}
 	if err != nil {
-		return client.DeadLetter{Reason: ReasonUndeliverable, Err: err}
+		return client.DeadLetter{Reason: client.ReasonUndeliverable, Err: err}
 	}
 	if d.store != nil {
 		gone, err := canceled(ctx, d.store, del)
 		switch {
 		case err != nil:
-			link.Pause(ctx, storePause)
+			backoff.Sleep(ctx, storePause)
 			return client.Requeue{Err: err}
 		case gone:
 			return nil
@@ -155,7 +151,7 @@ func (d *dispatcher) Handle(ctx context.Context, del *client.Delivery) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &bad), errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrUnauthorized), errors.Is(err, client.ErrTooLarge):
-		return client.DeadLetter{Reason: ReasonUndeliverable, Err: fmt.Errorf("schedule: delivering to %v: %w", to, err)}
+		return client.DeadLetter{Reason: client.ReasonUndeliverable, Err: fmt.Errorf("schedule: delivering to %v: %w", to, err)}
 	case errors.Is(err, client.ErrRefused), publishing.Err() != nil && ctx.Err() == nil:
 		// The consumer retries that, separately from messages to other addresses. A queue that
 		// hasn't answered may have the message already: then it has it twice.

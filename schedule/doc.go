@@ -43,6 +43,15 @@
 //
 // [Cancel] and the middleware [With] keep a message from its handler.
 //
+// # Recurring messages
+//
+// A [Group] publishes messages at recurring times, each once per time. Its state is a single message
+// in a queue, the token. When something is due, a worker takes the token, publishes, waits for the
+// confirms, and returns the token with the time up to which everything is published. Until then the
+// broker gives the token to nobody else. Between times it lies in the queue, where [Group.List] and
+// [Group.Pause] find it. A worker that crashes leaves the token unchanged, so the next one publishes
+// again, with the same message-ids.
+//
 // # Alternatives
 //
 // A service with PostgreSQL can schedule a message in its transaction, and cancel it there: see
@@ -56,5 +65,5 @@
 // docs/schedule.md for what still takes the ladder. Up to RabbitMQ 4.3 the annotation has no effect
 // on a published message.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package schedule

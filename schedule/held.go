@@ -8,8 +8,9 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/brokerclock"
-	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/oldbroker"
 )
 
@@ -52,7 +53,7 @@ func (h *holders) holds(ctx context.Context, conn *client.Conn, queue string) bo
 		return answer.holds
 	}
 	info, err := declare.Inspect(ctx, conn.Management(), queue)
-	for connectionLost(err) && link.Pause(ctx, 100*time.Millisecond) {
+	for connectionLost(err) && backoff.Sleep(ctx, 100*time.Millisecond) {
 		info, err = declare.Inspect(ctx, conn.Management(), queue)
 	}
 	if ctx.Err() != nil {
@@ -71,17 +72,16 @@ func (h *holders) holds(ctx context.Context, conn *client.Conn, queue string) bo
 // brokerOf waits for a connection, and returns the version of its broker, which is empty if ctx ends, if
 // conn is closed, or if the broker doesn't name one.
 func brokerOf(ctx context.Context, conn *client.Conn) client.Broker {
-	version, _ := conn.Internal().AwaitVersion(ctx)
+	version, _ := inside.Of(conn).AwaitVersion(ctx)
 	return client.Broker{Version: version}
 }
 
-// brokerTime returns a time of this host, and the broker's time at that moment. While the connection is
-// being rebuilt, it waits.
-func (p *Publisher[T]) brokerTime(ctx context.Context) (own, broker time.Time, err error) {
+// readClock reads the broker's clock. While the connection is being rebuilt, it waits.
+func (p *Publisher[T]) readClock(ctx context.Context) (brokerclock.Reading, error) {
 	for {
-		own, broker, err = brokerclock.Read(ctx, time.Now, p.conn.BrokerTime, p.conn.BrokerTime)
-		if !connectionLost(err) || !link.Pause(ctx, 100*time.Millisecond) {
-			return own, broker, err
+		r, err := inside.Of(p.conn).ReadClock(ctx)
+		if !connectionLost(err) || !backoff.Sleep(ctx, 100*time.Millisecond) {
+			return r, err
 		}
 	}
 }

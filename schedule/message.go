@@ -102,11 +102,11 @@ func (p *Publisher[T]) prepare(ctx context.Context, m *client.Message, due time.
 	if target.IsQueue() && fits && !p.ladder && p.holders.holds(ctx, p.conn, target.QueueName()) {
 		r.to = target
 		if kind == afterTime { // the ladder needs no clock for it, but RabbitMQ holds a message by its own
-			own, broker, err := p.brokerTime(ctx)
+			read, err := p.readClock(ctx)
 			if err != nil {
 				r.to = address.Address{}
 			}
-			r.ahead = broker.Sub(own)
+			r.ahead = read.Broker.Sub(read.Own)
 		}
 	}
 	if ctx.Err() != nil { // the broker may not have been asked

@@ -52,6 +52,9 @@ func (n Names) owns(to address.Address) bool {
 	if !ok {
 		return false
 	}
+	if strings.HasPrefix(rest, "recurring_") || strings.HasPrefix(rest, "run_") {
+		return true
+	}
 	switch rest {
 	case "due", "dispatch", "undeliverable", "claimable":
 		return true

@@ -11,6 +11,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/oldbroker"
 )
 
@@ -139,7 +140,7 @@ func (p *Publisher[T]) Publish(ctx context.Context, when When, v T, edit ...func
 	if err != nil {
 		return Scheduled{}, err
 	}
-	return Scheduled{ID: r.id, Due: due}, p.hinted(p.core.Publish(ctx, m, func(m *client.Message) { p.enter(m, r, c.now()) }))
+	return Scheduled{ID: r.id, Due: due}, p.hinted(p.core.Publish(ctx, m, func(m *client.Message) { p.enter(m, r, c.passed()) }))
 }
 
 // PublishAll schedules vs in order, as [Publisher.Publish] does, with many messages in flight at
@@ -181,7 +182,7 @@ func (p *Publisher[T]) PublishAll(ctx context.Context, vs []T, when func(v T) Wh
 		}
 		all[i], ms[i], routes[m] = Scheduled{ID: r.id, Due: due}, m, r
 	}
-	return all, p.hinted(p.core.PublishAll(ctx, ms, func(given, m *client.Message) { p.enter(m, routes[given], c.now()) }))
+	return all, p.hinted(p.core.PublishAll(ctx, ms, func(given, m *client.Message) { p.enter(m, routes[given], c.passed()) }))
 }
 
 // Blocked reports whether the broker currently accepts no messages, and since when. See
@@ -224,24 +225,26 @@ func (p *Publisher[T]) message(v T) (m *client.Message, err error) {
 	return m, nil
 }
 
-// clock counts from one answer about the broker's time. It doesn't follow a step of this
+// clock counts from one reading of the broker's clock. It doesn't follow a step of this
 // host's clock.
-type clock struct{ broker, asked time.Time }
+type clock struct{ read brokerclock.Reading }
 
-func (c clock) now() time.Time { return c.broker.Add(time.Since(c.asked)) }
+// now returns the time, or a little later.
+func (c clock) now() time.Time { return c.read.Broker.Add(time.Since(c.read.Own)) }
+
+// passed returns the time, or a little earlier: what waits for the rest of its delay from then isn't early.
+func (c clock) passed() time.Time { return c.now().Add(-c.read.Late) }
 
 // clock returns the broker's clock if exact, or this host's if the broker can't be asked. The
 // delay of an After is the same on both.
 func (p *Publisher[T]) clock(ctx context.Context, exact bool) clock {
 	if exact {
-		if own, broker, err := p.brokerTime(ctx); err == nil {
-			// It is ahead by at most a millisecond, and by what a message takes to the
-			// broker, which this one takes, too.
-			return clock{broker.Add(-time.Millisecond), own}
+		if r, err := p.readClock(ctx); err == nil {
+			return clock{r}
 		}
 	}
 	now := time.Now()
-	return clock{now, now}
+	return clock{brokerclock.Reading{Own: now, Broker: now}}
 }
 
 // hinted adds the remedy to the error for a missing ladder.

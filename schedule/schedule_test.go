@@ -19,7 +19,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/schedule"
 )
@@ -68,7 +68,7 @@ func TestTopologyIsSoundAndSharedByServices(t *testing.T) {
 	all, err := declare.Merge(one, two, queues)
 	require.NoError(t, err)
 	assert.Len(t, all.Queues, schedule.Levels+2+4)
-	for _, f := range audit.Check(audit.FromTopology(all), all).Findings {
+	for _, f := range check.Verify(check.FromTopology(all), all).Findings {
 		assert.NotEqual(t, "error", f.Severity, "%+v", f)
 	}
 	for _, bad := range []string{"", "a.*.b", "#", "a\nb", "\xff", strings.Repeat("q", 195)} {
@@ -329,7 +329,7 @@ func TestDispatchKeepsWhatItCanNotDeliver(t *testing.T) {
 		w.consume(lostQueue, &g)
 		time.Sleep(time.Second)
 		for _, c := range g.all() {
-			assert.Equal(t, string(schedule.ReasonUndeliverable), c.m.Annotations[client.AnnotationReason])
+			assert.Equal(t, string(client.ReasonUndeliverable), c.m.Annotations[client.AnnotationReason])
 			assert.NotEmpty(t, c.m.Annotations[client.AnnotationError])
 		}
 	})

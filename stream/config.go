@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"reflect"
 	"slices"
 	"time"
@@ -55,9 +56,11 @@ type Config struct {
 	// FailedQueue is the queue that FailedForward publishes copies to.
 	FailedQueue string
 
-	// Prefetch is how many messages may wait in memory, up to 10,000. Use fewer if messages are
-	// large. Default: 1,000.
+	// Prefetch is how many messages may wait in memory, up to 10,000. Default: 1,000.
 	Prefetch int
+	// PrefetchBytes limits the encoded bytes of the messages that wait in memory. A larger message
+	// is received alone. Default: 64 MiB.
+	PrefetchBytes int
 	// Grace is how long a handler may continue after Consume's ctx is canceled. Then its own ctx
 	// is canceled. A handler that ignores this is abandoned 5 s later. Default: 30 s.
 	Grace time.Duration
@@ -77,14 +80,16 @@ const (
 	// FailedSkip logs the error and continues with the next message.
 	FailedSkip Failed = "skip"
 	// FailedForward publishes a copy to [Config.FailedQueue], and continues when the broker has
-	// confirmed the copy, however long that takes. A consumer of that queue can use retry.With.
+	// confirmed the copy, however long that takes. A consumer of that queue can use retry.With. It
+	// is FailedStop for a message that is larger than client.Config.MaxMessageSize.
 	FailedForward Failed = "forward"
 )
 
 const (
-	maxPrefetch  = 10_000
-	maxSaveEvery = 1_000_000
-	maxConsumer  = 255 // bytes
+	maxPrefetch      = 10_000
+	maxPrefetchBytes = math.MaxInt32
+	maxSaveEvery     = 1_000_000
+	maxConsumer      = 255 // bytes
 )
 
 func (c Config) withDefaults() (Config, error) {
@@ -92,7 +97,7 @@ func (c Config) withDefaults() (Config, error) {
 	for _, f := range []struct {
 		name   string
 		n, max int
-	}{{"Prefetch", c.Prefetch, maxPrefetch}, {"SaveEvery", c.SaveEvery, maxSaveEvery}, {"Attempts", c.Attempts, 1 << 30}} {
+	}{{"Prefetch", c.Prefetch, maxPrefetch}, {"PrefetchBytes", c.PrefetchBytes, maxPrefetchBytes}, {"SaveEvery", c.SaveEvery, maxSaveEvery}, {"Attempts", c.Attempts, 1 << 30}} {
 		if f.n < 0 || f.n > f.max {
 			return c, argument.At(at.Field(f.name), argument.CodeOutOfRange, f.n, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", f.max))
 		}
@@ -115,6 +120,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, err
 	}
 	c.Prefetch = orDefault(c.Prefetch, 1000)
+	c.PrefetchBytes = orDefault(c.PrefetchBytes, 64<<20)
 	c.SaveEvery = orDefault(c.SaveEvery, 1000)
 	c.Attempts = orDefault(c.Attempts, 5)
 	c.SaveInterval = orDefault(c.SaveInterval, time.Second)
@@ -130,7 +136,8 @@ func (c Config) withDefaults() (Config, error) {
 		retries = retry.NoRetries
 	}
 	var err error
-	c.policy, err = retry.Policy{MaxRetries: retries, Backoff: c.Backoff, GiveUpAfter: c.GiveUpAfter, Rules: c.Rules}.Internal()
+	policy := retry.Policy{MaxRetries: retries, Backoff: c.Backoff, GiveUpAfter: c.GiveUpAfter, Rules: c.Rules}
+	c.policy, err = inside.InPlace(retry.With(policy)(nil))
 	if bad, ok := errors.AsType[*argument.Error](err); ok {
 		here := *bad
 		here.Path = append(slices.Clone(at), bad.Path[1:]...)

@@ -11,11 +11,12 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/grace"
 	"github.com/hopback/hopback/internal/inside"
-	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/loglines"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/refusal"
 )
@@ -26,6 +27,9 @@ import (
 // When ctx is canceled, Consume finishes the current message within [Config.Grace], saves the
 // position, and returns nil. If the connection is lost or the stream's leader moves, it
 // reconnects, with unlimited backoff, and continues after the last handled message.
+//
+// During a memory or disk alarm Consume starts as soon as the messages show that it is a stream. An empty
+// stream waits for the end of the alarm.
 //
 // The handler's result decides:
 //
@@ -51,7 +55,8 @@ import (
 //	                     package batch, or stream isn't a stream
 //	the error of h's Prepare*: retry.With refuses a stream with a *retry.GuardError
 //	*FilterError         the broker doesn't apply a filter
-//	*PositionError       the saved position is beyond the end of the stream
+//	*PositionError       the position is beyond the end of the stream, or in another stream of
+//	                     its name
 //	*HandlerError        a message isn't retried any more, and Config.Failed is FailedStop
 //	*SaveError           the position can't be read*, or can't be saved at the start* or
 //	                     at the end
@@ -67,7 +72,10 @@ func Consume(ctx context.Context, conn *client.Conn, stream string, h client.Han
 		return err
 	}
 	ctx, end := refusal.Context(ctx)
-	k := &consumer{conn: conn, owner: conn.Internal(), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
+	lines := loglines.NewRepeats(cfg.Logger.Handler())
+	defer lines.Flush()
+	cfg.Logger = slog.New(lines)
+	k := &consumer{conn: conn, owner: inside.Of(conn), stream: stream, source: source, handler: h, cfg: cfg, log: cfg.Logger.With("stream", stream)}
 	return end(k.consume(ctx))
 }
 
@@ -103,11 +111,15 @@ type consumer struct {
 	// behind is the index of the endpoint to connect to, after the Conn's. A node can be up and
 	// not serve the stream for a long time.
 	behind int
+	// silence is how long it receives nothing before it looks whether messages are ready; 0: the
+	// shortest time.
+	silence time.Duration
 
 	// The worker's.
 	at               Offset   // where to start or continue
 	exited           *failure // whose handler has terminated the worker's goroutine
 	saved            bool     // at was saved, or isn't ahead of the handled messages
+	mark             mark     // of a message before at
 	gaps             gaps
 	failed, forwards *client.Publisher[*client.Message] // nil: none yet
 }
@@ -183,8 +195,8 @@ const closeTimeout = 5 * time.Second
 // start checks the broker and the stream, and finds the start offset. It returns nil if ctx is
 // done.
 func (k *consumer) start(ctx context.Context) error {
-	for range link.Tries(ctx, k.owner.Pause) {
-		err := k.peek(ctx)
+	for range backoff.Tries(ctx, k.owner.Pause) {
+		err := k.owner.Start(k.stream, func() error { return k.peek(ctx) })
 		if err == nil || ctx.Err() != nil {
 			break
 		}
@@ -201,7 +213,7 @@ func (k *consumer) start(ctx context.Context) error {
 	}
 	k.at, k.began = k.cfg.From, time.Now()
 	if k.cfg.Offsets != nil {
-		n, found, err := k.cfg.Offsets.Load(ctx, k.cfg.Consumer, k.stream)
+		n, m, found, err := k.cfg.load(ctx, k.stream)
 		if err == nil && found && n > maxOffset {
 			err = fmt.Errorf("%d isn't an offset", n)
 		}
@@ -209,7 +221,7 @@ func (k *consumer) start(ctx context.Context) error {
 			return &SaveError{Stream: k.stream, Consumer: k.cfg.Consumer, Err: err}
 		}
 		if found {
-			k.at, k.saved = At(n), true
+			k.at, k.mark, k.saved = At(n), m, true
 		}
 	}
 	if k.cfg.Failed == FailedForward {
@@ -218,22 +230,6 @@ func (k *consumer) start(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// peek checks that it is a stream: other queues claim to apply its filters.
-func (k *consumer) peek(ctx context.Context) error {
-	info, err := declare.Inspect(ctx, k.conn.Management(), k.stream)
-	if errors.Is(err, declare.ErrNotFound) {
-		return &client.Error{Op: "consume", Target: k.stream, Kind: client.ErrNotFound, Err: err}
-	}
-	if err != nil {
-		return err
-	}
-	if info.Type != "stream" {
-		return argument.At(argument.Root("stream"), argument.CodeUnsupported, k.stream, fmt.Sprintf("is a %s queue", info.Type), "consume from it with Conn.Consume, or declare a stream with declare.Stream")
-	}
-	k.broker = k.conn.Broker()
-	return client.Prepare(ctx, k.handler, client.Start{Queue: k.stream, Broker: k.broker, Management: k.conn.Management(), Log: k.cfg.Logger, Handlers: oneHandler})
 }
 
 // oneHandler refuses handlers whose calls wait for each other, such as those of package
@@ -248,7 +244,7 @@ func oneHandler(n int) error {
 // work consumes until ctx is done or an error is final.
 func (k *consumer) work(ctx, handlerCtx context.Context) error {
 	attached := false
-	for try := range link.Tries(ctx, k.owner.Pause) {
+	for try := range backoff.Tries(ctx, k.owner.Pause) {
 		up, err := k.live(ctx, handlerCtx, try)
 		attached = attached || up
 		if !up {
@@ -307,7 +303,7 @@ func (k *consumer) translate(ctx context.Context, err error) error {
 }
 
 // live consumes over one connection. up reports whether the link was attached.
-func (k *consumer) live(ctx, handlerCtx context.Context, try *link.Try) (up bool, err error) {
+func (k *consumer) live(ctx, handlerCtx context.Context, try *backoff.Try) (up bool, err error) {
 	raw, err := dedicated.OpenFor(ctx, k.owner, "stream", k.behind)
 	if err != nil {
 		return false, err
@@ -317,11 +313,14 @@ func (k *consumer) live(ctx, handlerCtx context.Context, try *link.Try) (up bool
 		defer cancel()
 		_ = raw.Close(ctx)
 	}()
-	if err := k.resolve(ctx, raw); err != nil {
+	attaching := impatient(ctx)
+	defer attaching.stop()
+	if err := k.resolve(ctx, attaching, raw); err != nil {
 		return false, err
 	}
 	asked := k.cfg.Filter.set(k.at)
-	s, err := raw.Subscribe(ctx, k.source, asked, uint32(k.cfg.Prefetch))
+	s, err := raw.Subscribe(attaching, k.source, asked, uint32(k.cfg.Prefetch), int64(k.cfg.PrefetchBytes))
+	attaching.stop()
 	if err != nil {
 		return false, err
 	}
@@ -331,18 +330,24 @@ func (k *consumer) live(ctx, handlerCtx context.Context, try *link.Try) (up bool
 	try.Up()
 	k.counts.attached(true, nil)
 	k.log.Debug("hopback: a stream consumer is attached", "from", k.at)
+	quiet := k.listen(ctx)
+	defer func() { quiet.stop() }()
 	for {
-		batch, err := s.Next(ctx)
+		batch, err := quiet.next(ctx, s)
 		if err != nil {
+			if errors.Is(err, errStarving) {
+				k.behind++ // this node may not serve the stream
+			}
 			return true, err
 		}
+		k.silence = 0
 		k.counts.delivered.Store(time.Now().UnixNano())
-		for i, payload := range batch {
+		for i, got := range batch {
 			k.counts.ready.Store(int64(len(batch) - i - 1))
 			if ctx.Err() != nil {
 				return true, errDrained
 			}
-			if err := k.take(ctx, handlerCtx, payload); err != nil {
+			if err := k.take(ctx, handlerCtx, got); err != nil {
 				return true, err
 			}
 		}

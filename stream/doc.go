@@ -29,5 +29,5 @@
 // include it. Its Config.Instrument covers each call of the handler. Its Config.OnEvent isn't
 // called for the consumer.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package stream

@@ -25,16 +25,26 @@ func (e *FilterError) Error() string {
 	return fmt.Sprintf("hopback: RabbitMQ %s doesn't apply the filter %s, because its value isn't valid; fix the value", e.Broker.Version, e.Filter)
 }
 
-// PositionError means that a consumer's position is beyond the end of its stream: the stream was
-// deleted and declared again, or its end was lost. The broker would deliver nothing until the
-// stream reaches the position.
+// PositionError means that a consumer's position isn't one in its stream.
+//
+//   - The position is beyond the end of the stream: the stream was deleted and declared again, or its
+//     end was lost. The broker would deliver nothing until the stream reaches the position.
+//   - The position is in another stream of that name: the stream was deleted and declared again, and
+//     has grown past the position. The consumer would skip the messages before it. This is known only
+//     if the store is a [MarkStore], or if it happens while the consumer runs.
 type PositionError struct {
 	Stream, Consumer string
 	// Position is the saved offset. End is the stream's next offset.
 	Position, End uint64
+	// Replaced reports that the stream has another message at the offset of one that the consumer
+	// has handled.
+	Replaced bool
 }
 
 func (e *PositionError) Error() string {
+	if e.Replaced {
+		return fmt.Sprintf("hopback: stream %q isn't the one in which consumer %q is at offset %d: it has other messages than those that were handled, so it was deleted and declared again; delete the saved position, or use another name", e.Stream, e.Consumer, e.Position)
+	}
 	return fmt.Sprintf("hopback: stream %q ends before offset %d, but consumer %q is at offset %d: the stream was deleted and declared again, or lost its end; delete the saved position, or use another name", e.Stream, e.End, e.Consumer, e.Position)
 }
 

@@ -190,7 +190,7 @@ func (f Filter) matches(m *client.Message) bool {
 	return slices.Contains(f.Values, v)
 }
 
-// kinds of AMQP's properties.
+// kind is the type of one of AMQP's properties.
 type kind int8
 
 const (

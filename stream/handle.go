@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/Azure/go-amqp"
@@ -13,16 +14,22 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/inside"
-	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/retry"
 )
 
 // take handles one message, and continues with the next.
-func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte) error {
+func (k *consumer) take(ctx, handlerCtx context.Context, got dedicated.Message) error {
+	payload, reason := got.Payload, client.ReasonUndecodable
 	m, unreadable := decode(payload)
+	if got.Cut() {
+		m, unreadable = &client.Message{}, &client.Error{Op: "consume", Target: k.stream, Kind: client.ErrTooLarge, Text: fmt.Sprintf("the message has %d bytes, and Config.MaxMessageSize allows fewer", got.Size)}
+		reason = client.ReasonTooLarge
+	}
 	offset, ok := offsetIn(m)
 	if unreadable != nil {
 		offset, ok = offsetOfEncoded(payload)
@@ -41,13 +48,16 @@ func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte) error {
 	var err error
 	switch {
 	case unreadable != nil:
-		v := verdict{do: doGiveUp, reason: client.ReasonUndecodable, text: client.ErrorText(unreadable)}
-		err = k.giveUp(ctx, handlerCtx, v, failure{message: m, offset: offset, err: unreadable})
+		v := verdict{do: doGiveUp, reason: reason, text: client.ErrorText(unreadable)}
+		err = k.giveUp(ctx, handlerCtx, v, failure{message: m, offset: offset, err: unreadable, cut: got.Cut()})
 	case k.cfg.Filter.matches(m):
 		err = k.process(ctx, handlerCtx, failure{message: m, offset: offset, attempts: 1})
 	}
 	if err != nil {
 		return err
+	}
+	if !got.Cut() {
+		k.mark = markOf(offset, payload)
 	}
 	k.handled(ctx, offset)
 	return nil
@@ -56,7 +66,7 @@ func (k *consumer) take(ctx, handlerCtx context.Context, payload []byte) error {
 // handled advances the position.
 func (k *consumer) handled(ctx context.Context, offset uint64) {
 	k.at, k.saved = At(offset+1), true
-	k.saver.handled(ctx, offset+1)
+	k.saver.handled(ctx, offset+1, k.mark)
 }
 
 // workOn works until ctx is done or an error is final. A handler can terminate the goroutine with
@@ -143,7 +153,7 @@ func (k *consumer) process(ctx, handlerCtx context.Context, f failure) error {
 			f.attempts++
 		}
 		f.err = nil
-		if !link.Pause(ctx, v.pause) {
+		if !backoff.Sleep(ctx, v.pause) {
 			return errDrained
 		}
 	}
@@ -233,7 +243,7 @@ func (k *consumer) decided(f *failure, err error, says outcome.Verdict) verdict 
 // resolved reads an outcome. A message that would be requeued is handled again.
 func (k *consumer) resolved(r client.Resolution, f *failure) verdict {
 	if r.Refused != nil {
-		k.log.Error("hopback: an outcome can't be carried out; another one replaces it", "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
+		k.log.Error("hopback: an outcome can't be carried out; another one replaces it", "offset", f.offset, "error", r.Refused, "instead", r.Kind, "dead_lettered", r.DeadLetter)
 	}
 	switch {
 	case r.Kind == client.ResolutionAccept:
@@ -255,6 +265,7 @@ type failure struct {
 	attempts int       // this one included
 	first    time.Time // when the handler first failed; zero: it hasn't
 	err      error     // nil: it is still running
+	cut      bool      // the message isn't whole, so there can be no copy
 }
 
 func (k *consumer) handlerError(f failure, reason client.Reason) error {
@@ -266,11 +277,11 @@ func (k *consumer) handlerError(f failure, reason client.Reason) error {
 
 // giveUp carries out Config.Failed.
 func (k *consumer) giveUp(ctx, handlerCtx context.Context, v verdict, f failure) error {
-	switch k.cfg.Failed {
-	case FailedSkip:
+	switch failed := k.cfg.Failed; {
+	case failed == FailedSkip:
 		k.log.Error("hopback: a message from a stream failed and is skipped, because Config.Failed is FailedSkip", "offset", f.offset, "attempts", f.attempts, "reason", v.reason, "error", client.ErrorText(f.err))
 		return nil
-	case FailedForward:
+	case failed == FailedForward && !f.cut:
 		c := client.Copy(f.message)
 		if c.Annotations == nil {
 			c.Annotations = amqp.Annotations{}
@@ -317,7 +328,7 @@ func (k *consumer) publisherTo(ctx context.Context, to address.Address) (*client
 // publish publishes a copy, and returns nil when the broker has confirmed it. It retries for as
 // long as that takes, unless the message itself makes it impossible.
 func (k *consumer) publish(ctx, handlerCtx context.Context, to address.Address, m *client.Message, f failure, edit ...func(*client.Message)) error {
-	for range link.Tries(ctx, k.owner.Pause) {
+	for range backoff.Tries(ctx, k.owner.Pause) {
 		p, err := k.publisherTo(handlerCtx, to)
 		if err == nil {
 			err = p.Publish(handlerCtx, m, edit...)

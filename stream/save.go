@@ -18,11 +18,13 @@ type saver struct {
 
 	stop   context.CancelFunc
 	ended  chan struct{}
+	marked time.Time     // when a mark was saved last; owned by run, and then by close
 	signal chan struct{} // there is something to save, or enough of it
 	room   chan struct{} // something was saved
 
 	mu      sync.Mutex
 	next    uint64 // behind what was handled
+	mark    mark   // of a message before it
 	unsaved int
 }
 
@@ -34,6 +36,8 @@ const (
 	saveRetryMax = 5 * time.Second
 	// lastSave bounds the save at the end.
 	lastSave = 10 * time.Second
+	// markInterval is the shortest time from one mark to the next.
+	markInterval = time.Minute
 )
 
 func newSaver(stream string, cfg Config) *saver {
@@ -56,12 +60,12 @@ func newSaver(stream string, cfg Config) *saver {
 
 // handled records that everything before next is handled. If too much is unsaved, it waits until
 // something is saved or ctx is done.
-func (s *saver) handled(ctx context.Context, next uint64) {
+func (s *saver) handled(ctx context.Context, next uint64, m mark) {
 	if s.store == nil {
 		return
 	}
 	s.mu.Lock()
-	s.next = next
+	s.next, s.mark = next, m
 	s.unsaved++
 	unsaved := s.unsaved
 	s.mu.Unlock()
@@ -105,7 +109,7 @@ func (s *saver) run(ctx context.Context) {
 		if s.pending() == 0 {
 			continue
 		}
-		if err := s.save(ctx, saveTimeout); err != nil {
+		if err := s.save(ctx, saveTimeout, false); err != nil {
 			if ctx.Err() == nil {
 				s.log.Warn("hopback: saving a stream consumer's position failed; trying again", "stream", s.stream, "consumer", s.consumer, "error", err)
 			}
@@ -136,15 +140,17 @@ func (s *saver) pending() int {
 	return s.unsaved
 }
 
-func (s *saver) save(ctx context.Context, limit time.Duration) error {
+// save saves the position, and now and then a mark. last says that nothing is saved after it.
+func (s *saver) save(ctx context.Context, limit time.Duration, last bool) error {
 	s.mu.Lock()
-	next, n := s.next, s.unsaved
+	next, m, n := s.next, s.mark, s.unsaved
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := s.store.Save(ctx, s.consumer, s.stream, next); err != nil {
 		return err
 	}
+	s.saveMark(ctx, m, last)
 	s.mu.Lock()
 	s.unsaved -= n
 	s.mu.Unlock()
@@ -153,6 +159,20 @@ func (s *saver) save(ctx context.Context, limit time.Duration) error {
 	default:
 	}
 	return nil
+}
+
+// saveMark saves a mark if the store keeps marks. An older one is as true, as long as the stream has
+// its message, so they aren't saved with each position.
+func (s *saver) saveMark(ctx context.Context, m mark, last bool) {
+	marks, ok := s.store.(MarkStore)
+	if !ok || !m.known || !last && !s.marked.IsZero() && time.Since(s.marked) < markInterval {
+		return
+	}
+	if err := marks.SaveMark(ctx, s.consumer, s.stream, m.String()); err != nil {
+		s.log.Warn("hopback: saving a mark of a stream failed; it will be tried again with the next position", "stream", s.stream, "consumer", s.consumer, "error", err)
+		return
+	}
+	s.marked = time.Now()
 }
 
 // close saves the last position, and returns why it couldn't.
@@ -166,7 +186,7 @@ func (s *saver) close() error {
 	if s.store == nil || s.pending() == 0 {
 		return nil
 	}
-	if err := s.save(context.Background(), lastSave); err != nil {
+	if err := s.save(context.Background(), lastSave, true); err != nil {
 		return &SaveError{Stream: s.stream, Consumer: s.consumer, Err: err}
 	}
 	return nil

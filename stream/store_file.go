@@ -19,61 +19,86 @@ import (
 // one. Save returns when the disk has it. It is safe for concurrent use by different consumers
 // and streams.
 type FileStore struct {
-	// Dir is an existing directory. The file names are a hash followed by ".offset". The files
-	// contain JSON with the consumer, the stream, and the position. Required.
+	// Dir is an existing directory. The file names are a hash followed by ".offset", or by ".mark" for
+	// marks. The files contain JSON with the consumer, the stream, and the position. Required.
 	Dir string
 }
 
-var _ OffsetStore = (*FileStore)(nil)
+var _ MarkStore = (*FileStore)(nil)
 
 type positionFile struct {
 	Consumer string `json:"consumer"`
 	Stream   string `json:"stream"`
 	Next     uint64 `json:"next"`
+	Mark     string `json:"mark,omitempty"`
 }
 
-func (s *FileStore) path(consumer, stream string) (string, error) {
+func (s *FileStore) path(consumer, stream, kind string) (string, error) {
 	if s == nil || s.Dir == "" {
 		return "", argument.New("FileStore.Dir", nil, "is empty", "set it to an existing directory")
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(consumer), consumer, stream))
-	return filepath.Join(s.Dir, hex.EncodeToString(sum[:])+".offset"), nil
+	return filepath.Join(s.Dir, hex.EncodeToString(sum[:])+kind), nil
 }
+
+// Kinds of files.
+const (
+	fileOffset = ".offset"
+	fileMark   = ".mark"
+)
 
 // Load reads the position. A file that can't be read is an error, so the consumer doesn't start
 // from the beginning.
 func (s *FileStore) Load(_ context.Context, consumer, stream string) (uint64, bool, error) {
-	path, err := s.path(consumer, stream)
+	p, found, err := s.read(consumer, stream, fileOffset)
+	return p.Next, found, err
+}
+
+// LoadMark reads the mark, which has a separate file.
+func (s *FileStore) LoadMark(_ context.Context, consumer, stream string) (string, error) {
+	p, _, err := s.read(consumer, stream, fileMark)
+	return p.Mark, err
+}
+
+func (s *FileStore) read(consumer, stream, kind string) (p positionFile, found bool, err error) {
+	path, err := s.path(consumer, stream, kind)
 	if err != nil {
-		return 0, false, err
+		return p, false, err
 	}
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(s.Dir); err != nil {
-			return 0, false, err
-		}
-		return 0, false, nil
+		_, err := os.Stat(s.Dir)
+		return p, false, err
 	}
 	if err != nil {
-		return 0, false, err
+		return p, false, err
 	}
-	var p positionFile
-	if err := json.Unmarshal(b, &p); err != nil {
-		return 0, false, fmt.Errorf("%s: %w", path, err)
+	var read positionFile
+	if err := json.Unmarshal(b, &read); err != nil {
+		return p, false, fmt.Errorf("%s: %w", path, err)
 	}
-	if p.Consumer != consumer || p.Stream != stream {
-		return 0, false, fmt.Errorf("%s belongs to consumer %q and stream %q", path, p.Consumer, p.Stream)
+	if read.Consumer != consumer || read.Stream != stream {
+		return p, false, fmt.Errorf("%s belongs to consumer %q and stream %q", path, read.Consumer, read.Stream)
 	}
-	return p.Next, true, nil
+	return read, true, nil
 }
 
 // Save writes the position.
 func (s *FileStore) Save(_ context.Context, consumer, stream string, next uint64) error {
-	path, err := s.path(consumer, stream)
+	return s.write(positionFile{Consumer: consumer, Stream: stream, Next: next}, fileOffset)
+}
+
+// SaveMark writes the mark.
+func (s *FileStore) SaveMark(_ context.Context, consumer, stream, mark string) error {
+	return s.write(positionFile{Consumer: consumer, Stream: stream, Mark: mark}, fileMark)
+}
+
+func (s *FileStore) write(p positionFile, kind string) error {
+	path, err := s.path(p.Consumer, p.Stream, kind)
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(positionFile{consumer, stream, next})
+	b, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
@@ -86,14 +111,16 @@ func (s *FileStore) Save(_ context.Context, consumer, stream string, next uint64
 	return syncDir(s.Dir)
 }
 
-// Delete deletes the position, so that the consumer starts at Config.From again.
+// Delete deletes the position and the mark, so that the consumer starts at Config.From again.
 func (s *FileStore) Delete(_ context.Context, consumer, stream string) error {
-	path, err := s.path(consumer, stream)
-	if err != nil {
-		return err
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, kind := range []string{fileMark, fileOffset} {
+		path, err := s.path(consumer, stream, kind)
+		if err != nil {
+			return err
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return syncDir(s.Dir)
 }

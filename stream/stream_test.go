@@ -148,7 +148,7 @@ func TestFileStore(t *testing.T) {
 	assert.Equal(t, uint64(10), load("../../\x00/c", strings.Repeat("s", 10_000)))
 
 	// A crash while the next position is written leaves the old one.
-	path, err := s.path("c", "s")
+	path, err := s.path("c", "s", fileOffset)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path+".tmp", []byte(`{"consu`), 0o600))
 	assert.Equal(t, uint64(8), load("c", "s"))
@@ -160,10 +160,18 @@ func TestFileStore(t *testing.T) {
 	assert.ErrorContains(t, load("c", "s").(error), path)
 	require.NoError(t, os.WriteFile(path, []byte(`{"consumer":"d","stream":"s","next":3}`), 0o600))
 	assert.ErrorContains(t, load("c", "s").(error), `belongs to consumer "d"`)
+	require.NoError(t, s.SaveMark(ctx, "c", "s", "2:ab"))
+	require.NoError(t, s.Save(ctx, "c", "s", 4))
+	m, err := s.LoadMark(ctx, "c", "s")
+	require.NoError(t, err)
+	assert.Equal(t, "2:ab", m)
 	for range 2 {
 		require.NoError(t, s.Delete(ctx, "c", "s"))
 	}
 	assert.Nil(t, load("c", "s"))
+	m, err = s.LoadMark(ctx, "c", "s")
+	require.NoError(t, err)
+	assert.Empty(t, m)
 	for _, bad := range []*FileStore{nil, {}, {Dir: filepath.Join(dir, "none")}} {
 		require.Error(t, bad.Save(ctx, "c", "s", 1))
 		_, _, err := bad.Load(ctx, "c", "s")
@@ -204,7 +212,7 @@ func TestSaver(t *testing.T) {
 			return next
 		}
 		began := time.Now()
-		s.handled(t.Context(), 1)
+		s.handled(t.Context(), 1, mark{})
 		store.answer <- nil
 		assert.Equal(t, uint64(1), <-store.begun)
 		assert.Equal(t, time.Second, time.Since(began), "SaveInterval")
@@ -214,7 +222,7 @@ func TestSaver(t *testing.T) {
 		go func() {
 			for range 25 {
 				handled++
-				s.handled(t.Context(), handled)
+				s.handled(t.Context(), handled, mark{})
 			}
 		}()
 		synctest.Wait()
@@ -237,7 +245,7 @@ func TestSaver(t *testing.T) {
 		store.answer <- nil
 		require.NoError(t, s.close())
 		assert.Equal(t, uint64(26), saved(), "at the end")
-		s.handled(t.Context(), 27)
+		s.handled(t.Context(), 27, mark{})
 		store.answer <- errors.New("full")
 		failed, ok := errors.AsType[*SaveError](s.close())
 		require.True(t, ok)
@@ -343,5 +351,31 @@ func TestUnreadableMessages(t *testing.T) {
 		}
 		_, ok = offsetOfEncoded(payload)
 		assert.False(t, ok)
+	}
+}
+
+// A mark survives its text, and hostile texts are no marks. It doesn't depend on what brokers change.
+func TestMarks(t *testing.T) {
+	t.Parallel()
+	encoded := func(m *frames.Message) []byte {
+		b, err := m.Append(nil)
+		require.NoError(t, err)
+		return b
+	}
+	message := func(body string, annotations frames.Map) []byte {
+		return encoded(&frames.Message{Annotations: annotations, Properties: &frames.Properties{MessageID: "1"}, Body: append([]byte{0, 0x53, 0x75, 0xa0, byte(len(body))}, body...)})
+	}
+	m := markOf(7, message("a", frames.Map{{Key: frames.Symbol("x-stream-offset"), Value: int64(7)}}))
+	assert.Equal(t, m, readMark(m.String()))
+	assert.LessOrEqual(t, len(mark{maxOffset, 1<<64 - 1, true}.String()), 64)
+	assert.Equal(t, m, markOf(7, message("a", nil)), "annotations are the broker's")
+	assert.NotEqual(t, m, markOf(7, message("b", nil)))
+	assert.NotEqual(t, m, markOf(8, message("a", nil)))
+	assert.Empty(t, mark{}.String())
+	for _, bad := range []string{"", "7", "7:", ":ab", "-1:ab", "99999999999999999999:ab", "x:y"} {
+		assert.Equal(t, mark{}, readMark(bad), "%q", bad)
+	}
+	for _, hostile := range [][]byte{nil, {0}, {0, 0x53}, []byte("rubbish")} {
+		assert.True(t, markOf(1, hostile).known)
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/link"
 )
 
 // resolve finds the offset at which the consumer starts, and saves it before anything is
@@ -17,12 +17,13 @@ import (
 // works on an idle stream.
 //
 // A saved position must not be beyond the end of the stream: RabbitMQ would wait for the stream
-// to get that far, and skip everything published until then (TestStreamPositionBehindTheEnd).
-func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
+// to get that far, and skip everything published until then (TestStreamPositionBehindTheEnd). Nor
+// must it be the position in another stream of that name (TestAPositionBelongsToOneStream).
+func (k *consumer) resolve(ctx context.Context, patient *impatience, raw *dedicated.Conn) error {
 	if k.at.kind == offsetFirst || k.at.kind == offsetNumber && (!k.saved || k.at.n == 0) {
 		return nil
 	}
-	begin, end, err := k.tail(ctx, raw)
+	begin, end, err := k.tail(patient, raw)
 	if err != nil {
 		return err
 	}
@@ -30,7 +31,10 @@ func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
 		if end < k.at.n {
 			return &PositionError{Stream: k.stream, Consumer: k.cfg.Consumer, Position: k.at.n, End: end}
 		}
-		return nil
+		if replaced, err := k.replaced(patient, raw); err != nil || !replaced {
+			return err
+		}
+		return &PositionError{Stream: k.stream, Consumer: k.cfg.Consumer, Position: k.at.n, End: end, Replaced: true}
 	}
 	at := end
 	switch k.at.kind {
@@ -42,7 +46,8 @@ func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
 			from.since += time.Since(k.began)
 		}
 		// What is published after reading the end is later than from, or comes next.
-		n, found, err := k.firstOf(ctx, raw, from)
+		patient.answered()
+		n, found, err := k.firstOf(patient, raw, from)
 		if err != nil {
 			return err
 		}
@@ -50,7 +55,11 @@ func (k *consumer) resolve(ctx context.Context, raw *dedicated.Conn) error {
 			at = n
 		}
 	}
-	return k.remember(ctx, at)
+	if err := k.remember(ctx, at); err != nil {
+		return err
+	}
+	patient.answered()
+	return nil
 }
 
 // remember saves the offset at which the consumer starts.
@@ -144,7 +153,7 @@ func (k *consumer) explain(ctx context.Context, from, to uint64, behind int) tim
 	var oldest uint64
 	var found bool
 	var err error
-	for try := range link.Tries(ctx, k.owner.Pause) {
+	for try := range backoff.Tries(ctx, k.owner.Pause) {
 		if oldest, found, err = k.oldest(ctx, behind+try.Attempt()-1); err == nil {
 			break
 		}
@@ -181,15 +190,16 @@ const (
 
 // tail returns the first offset of the last chunk, and the one after the last message. Both are 0
 // if the stream is empty.
-func (k *consumer) tail(ctx context.Context, raw *dedicated.Conn) (begin, end uint64, err error) {
+func (k *consumer) tail(patient *impatience, raw *dedicated.Conn) (begin, end uint64, err error) {
 	filter := Filter{}.set(Last())
-	r, err := raw.ReceiverOf(ctx, k.source, filter)
+	r, err := raw.ReceiverOf(patient, k.source, filter)
 	if err != nil {
 		return 0, 0, err
 	}
 	empty := true
 	for seen := uint32(0); seen < maxTail; {
-		got, _, err := r.Fetch(ctx, tailStep, func(d dedicated.Delivery) error {
+		got, _, err := r.Fetch(patient, tailStep, func(d dedicated.Delivery) error {
+			patient.answered()
 			n, ok := offsetOfEncoded(d.Payload)
 			if !ok {
 				return errNoOffset
@@ -203,18 +213,19 @@ func (k *consumer) tail(ctx context.Context, raw *dedicated.Conn) (begin, end ui
 		if err != nil {
 			return 0, 0, err
 		}
+		patient.answered()
 		seen += got
 		if got < tailStep || k.saved && end >= k.at.n {
 			break
 		}
 	}
-	return begin, end, r.Close(ctx)
+	return begin, end, r.Close(patient)
 }
 
 var errNoOffset = errors.New("the broker sent a message from a stream without an offset")
 
 func offsetOfEncoded(payload []byte) (uint64, bool) {
-	m, err := frames.DecodeMessage(payload)
+	m, err := frames.DecodeMessage(frames.Head(payload))
 	if err != nil {
 		return 0, false
 	}

@@ -30,7 +30,7 @@
 //     RequeueWithAnnotations sends delivery-failed=false, which RabbitMQ 4.3 doesn't count
 //     toward the delivery limit, so a failing message would be redelivered without end. So the
 //     adapter counts failures itself, in the annotation x-opt-hopback-failures, and dead-letters
-//     at [Config.FailureLimit] with [ReasonFailureLimit].
+//     at [Config.FailureLimit] with client.ReasonFailureLimit.
 //   - Its DiscardWithAnnotations always sends delivery-failed=true, so a dead letter's delivery
 //     count is one too high. With retry.StrategyDeadLetter, each retry therefore counts toward
 //     the queue's delivery limit. Set that limit higher than the number of retries, or use
@@ -57,5 +57,5 @@
 //     publisher can set that. See [Serve] for what happens to such a message.
 //   - The settlement calls panic on an annotation key of one byte.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package officialclient

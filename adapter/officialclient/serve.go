@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -80,6 +81,7 @@ func serve(ctx context.Context, side side, c Receiver, queue string, h client.Ha
 		return err
 	}
 	defer r.copies.close()
+	defer r.flush()
 	start := side.start()
 	start.Queue, start.Log = queue, r.cfg.Logger
 	if err := client.Prepare(ctx, h, start); err != nil {
@@ -148,6 +150,7 @@ type runner struct {
 	handler client.Handler
 	cfg     Config
 	log     *slog.Logger
+	flush   func() // of cfg.Logger
 	copies  *copies
 	// slots holds the right to run a handler. A worker holds one while it lives;
 	// one that outlives its link session, in a long handler, keeps the next session's from
@@ -167,8 +170,10 @@ func newRunner(side side, queue string, h client.Handler, cfg Config) (*runner, 
 	if err != nil {
 		return nil, err
 	}
+	var flush func()
+	cfg.Logger, flush = adapter.Logger(cfg.Logger)
 	return &runner{
-		side: side, queue: queue, handler: h, cfg: cfg, log: cfg.Logger.With("queue", queue),
+		side: side, queue: queue, handler: h, cfg: cfg, log: cfg.Logger.With("queue", queue), flush: flush,
 		copies: newCopies(side), slots: make(chan struct{}, cfg.Concurrency),
 	}, nil
 }
@@ -344,13 +349,24 @@ func (s *linkSession) handleAll(ctx context.Context) {
 func (s *linkSession) handle(ctx context.Context, d *delivery) {
 	adapter.Call(ctx, s.handler, d.Delivery, func(err error, exits bool) {
 		if p, ok := panicIn(err); ok {
-			s.log.Error("hopback: a handler panicked; the message is dead-lettered", "panic", client.ErrorText(p), "stack", string(p.Stack))
+			s.log.Error("hopback: a handler panicked; the message is dead-lettered", "message_id", messageID(d.Message()), "panic", client.ErrorText(p), "stack", string(p.Stack))
 		}
 		s.carryOut(d, client.Resolve(err), err)
 		if exits {
 			s.workers.Go(func() { s.handleAll(ctx) })
 		}
 	})
+}
+
+// messageID is the message_id of a log line.
+func messageID(m *client.Message) any {
+	if m == nil || m.Properties == nil {
+		return nil
+	}
+	if id, ok := m.Properties.MessageID.(string); ok {
+		return strings.ToValidUTF8(id[:min(len(id), 255)], "?")
+	}
+	return m.Properties.MessageID
 }
 
 // panicIn finds the panic of a handler whose message is dead-lettered for it.
@@ -374,7 +390,7 @@ func (s *linkSession) carryOut(d *delivery, what client.Resolution, cause error)
 	}
 	what = counted(what, d.Message(), s.cfg.FailureLimit, cause)
 	if what.Refused != nil {
-		s.log.Error("hopback: an outcome can't be carried out; another one replaces it", "error", what.Refused, "instead", what.Kind, "dead_lettered", what.DeadLetter)
+		s.log.Error("hopback: an outcome can't be carried out; another one replaces it", "message_id", messageID(d.Message()), "error", what.Refused, "instead", what.Kind, "dead_lettered", what.DeadLetter)
 	}
 	s.finish(d.official, what)
 }
@@ -395,7 +411,7 @@ func (s *linkSession) forward(d *delivery, o client.Forward) {
 		case s.keepsDead():
 			// Never both gone: the original goes back, as a failed delivery, so that a
 			// limit ends what can't be forwarded, in the dead-letter queue.
-			s.log.Error("hopback: a forward failed; the original returns to its queue", "to", o.To.String(), "error", err, "then", "as a failed delivery, which Config.FailureLimit sends to the queue's dead-letter exchange")
+			s.log.Error("hopback: a forward failed; the original returns to its queue", "message_id", messageID(o.Message), "to", o.To.String(), "error", err, "then", "as a failed delivery, which Config.FailureLimit sends to the queue's dead-letter exchange")
 			s.carryOut(d, o.Unaccepted(err), err)
 			return
 		case isClosed(s.closing):
@@ -403,7 +419,7 @@ func (s *linkSession) forward(d *delivery, o client.Forward) {
 			s.finish(d.official, client.Resolution{Kind: client.ResolutionRelease})
 			return
 		}
-		s.log.Error("hopback: a forward failed; the original is kept, because its queue isn't known to have a dead-letter exchange, and its copy is tried again", "to", o.To.String(), "error", err)
+		s.log.Error("hopback: a forward failed; the original is kept, because its queue isn't known to have a dead-letter exchange, and its copy is tried again", "message_id", messageID(o.Message), "to", o.To.String(), "error", err)
 	}
 }
 
@@ -418,7 +434,7 @@ func (s *linkSession) send(to address.Address, m *client.Message) error {
 		}
 		if since.IsZero() {
 			since = time.Now()
-			s.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "to", to.String(), "error", err, "again_in", pause)
+			s.log.Warn("hopback: a copy was not accepted; the original is kept, and its copy is tried again", "message_id", messageID(m), "to", to.String(), "error", err, "again_in", pause)
 		}
 		if time.Since(since)+pause > s.cfg.ForwardPatience || !sleep(s.ctx, pause) {
 			return err
@@ -451,7 +467,7 @@ func (s *linkSession) finish(d rabbitmqamqp.IDeliveryContext, what client.Resolu
 		}
 	}
 	if s.over() {
-		s.log.Warn("hopback: a delivery was handled, but its link was lost; the broker delivers it again", "error", client.ErrorText(s.why))
+		s.log.Warn("hopback: a delivery was handled, but its link was lost; the broker delivers it again", "message_id", messageID(d.Message()), "error", client.ErrorText(s.why))
 		return
 	}
 	s.count(-1)

@@ -16,10 +16,6 @@ import (
 // Otherwise a replayed message would be dead-lettered again at its first failure.
 const annotationFailures = "x-opt-hopback-failures"
 
-// ReasonFailureLimit is the reason of a message that failed more often than
-// [Config.FailureLimit].
-const ReasonFailureLimit client.Reason = "failure-limit"
-
 // failures is how often m has failed, by its annotation, which anybody may have
 // written.
 func failures(m *client.Message) int64 {
@@ -39,7 +35,7 @@ func counted(r client.Resolution, m *client.Message, limit int, cause error) cli
 	case r.DeadLetter && n > 0:
 		r.Annotations = with(r.Annotations, annotationFailures, int64(0))
 	case r.Failed && !r.DeadLetter && limit != unlimited && n >= int64(limit):
-		dead := client.Resolve(client.DeadLetter{Reason: ReasonFailureLimit, Err: cause, Annotations: r.Annotations})
+		dead := client.Resolve(client.DeadLetter{Reason: client.ReasonFailureLimit, Err: cause, Annotations: r.Annotations})
 		dead.Annotations = with(dead.Annotations, annotationFailures, int64(0))
 		dead.Refused = errors.Join(r.Refused, dead.Refused)
 		r = dead

@@ -30,7 +30,7 @@ func TestCounted(t *testing.T) {
 	}
 	failedDelivery := client.Resolve(errDown)
 	tooOften := modified(false, true, 5, map[string]any{annotationFailures: int64(0)})
-	tooOften.Reason, tooOften.Error = ReasonFailureLimit, errDown.Error()
+	tooOften.Reason, tooOften.Error = client.ReasonFailureLimit, errDown.Error()
 	count := func(n int64) map[string]any { return map[string]any{annotationFailures: n} }
 	for name, c := range map[string]struct {
 		in    client.Resolution

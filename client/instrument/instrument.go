@@ -3,7 +3,7 @@
 //
 // Use package hopbackotel for OpenTelemetry. Implement [Instrument] only for other systems.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package instrument
 
 import (

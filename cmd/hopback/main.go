@@ -1,7 +1,7 @@
 // Command hopback works with RabbitMQ topologies and dead letters from the command line:
 //
 //   - "hopback topology" plans, applies, checks, converts, and draws topologies from YAML files.
-//     Package topologyfile describes the files.
+//     Package operate/topologyfile describes the files.
 //   - "hopback dlq" surveys, lists, shows, replays, edits, discards, exports, and imports dead
 //     letters. "hopback desk" serves a web page for them.
 //   - "hopback retry" adds delayed retries to workers in any language.
@@ -10,7 +10,7 @@
 //
 // "hopback --help" starts with an example, and each command has --help.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package main
 
 import (

@@ -20,7 +20,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -186,7 +186,7 @@ func OnBrokers(t *testing.T, test func(t *testing.T, amqpURL string, queues func
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			brokers, err := broker.Need(t.Context(), os.Stderr, version)
+			brokers, err := rabbitmq.Need(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			b := brokers[0]
 			t.Cleanup(func() { assert.NoError(t, b.Release(context.Background())) })
@@ -211,7 +211,7 @@ func OnBrokers(t *testing.T, test func(t *testing.T, amqpURL string, queues func
 }
 
 // manage sends a request to the broker's HTTP API.
-func manage(t *testing.T, b *broker.Broker, method, path string, reply any) {
+func manage(t *testing.T, b *rabbitmq.Broker, method, path string, reply any) {
 	t.Helper()
 	// Not the test's own ctx, which has ended when cleaning up.
 	req, err := http.NewRequestWithContext(context.Background(), method, b.ManagementURL+path, nil)

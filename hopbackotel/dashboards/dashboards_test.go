@@ -30,8 +30,8 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/internal/broker"
-	"github.com/hopback/hopback/internal/service"
+	"github.com/hopback/hopback/integration/rabbitmq"
+	"github.com/hopback/hopback/integration/service"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -333,7 +333,7 @@ func TestFamiliesOfRabbitMQ(t *testing.T) {
 	}
 	for _, version := range []string{"4.3", "4.0"} {
 		t.Run(version, func(t *testing.T) {
-			b, err := broker.Own(t.Context(), os.Stderr, version)
+			b, err := rabbitmq.Own(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, b.Release(context.Background())) }()
 			require.NoError(t, b.EnablePlugin(t.Context(), "rabbitmq_prometheus"))

@@ -18,13 +18,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 // patience is how long a test waits for what should come soon.
 const patience = 45 * time.Second
 
-var brokers []*broker.Broker
+var brokers []*rabbitmq.Broker
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -34,7 +34,7 @@ func run(m *testing.M) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var err error
-	if brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0"); err != nil {
+	if brokers, err = rabbitmq.Need(ctx, os.Stderr, "4.3", "4.0"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -80,7 +80,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-func management(t *testing.T, b *broker.Broker, method, path string) {
+func management(t *testing.T, b *rabbitmq.Broker, method, path string) {
 	t.Helper()
 	base, err := url.Parse(b.ManagementURL)
 	require.NoError(t, err)

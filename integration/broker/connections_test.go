@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -248,5 +249,34 @@ func TestBrokerSaysHowManySessionsAConnectionHas(t *testing.T) {
 		}
 		assert.Equal(t, 3, conn.State().Connections)
 		assert.Empty(t, log.With("lost"))
+	})
+}
+
+// A broker whose settings leave no room for publishers is named as the cause, with these settings.
+func TestABrokerThatAllowsOneSessionOnAConnection(t *testing.T) {
+	suite.ForEachOfOursAlone(t, func(t *testing.T, s *suite.Site) {
+		s.EvalOK(t, "application:set_env(rabbit, session_max_per_connection, 1).")
+		defer s.EvalOK(t, "application:set_env(rabbit, session_max_per_connection, 64).")
+		conn, _ := s.Connect(t)
+		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "orders"}))
+		_, err := client.NewPublisher[suite.Order](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
+		require.ErrorIs(t, err, client.ErrSessionLimit)
+		require.ErrorContains(t, err, "session_max_per_connection")
+		assert.NotContains(t, err.Error(), "MaxConnections")
+		assert.False(t, client.WorthRetrying(err))
+	})
+}
+
+// frame_max 0 means no limit for AMQP 0-9-1 only: in AMQP 1.0, the broker refuses every frame of an open
+// connection. So the connection isn't opened, and the error names the setting.
+func TestABrokerThatAcceptsNoFrames(t *testing.T) {
+	suite.ForEachOfOursAlone(t, func(t *testing.T, s *suite.Site) {
+		old := strings.TrimSpace(s.EvalOK(t, "{ok, N} = application:get_env(rabbit, frame_max), N."))
+		s.EvalOK(t, "application:set_env(rabbit, frame_max, 0).")
+		defer s.EvalOK(t, "application:set_env(rabbit, frame_max, "+old+").")
+		_, err := client.Connect(t.Context(), s.AMQPURL(), client.Config{})
+		require.ErrorIs(t, err, client.ErrUnreachable)
+		require.ErrorContains(t, err, "frame_max")
+		assert.False(t, client.WorthRetrying(err))
 	})
 }

@@ -15,14 +15,15 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/declare/audit/doctor"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/audit"
+	"github.com/hopback/hopback/operate/doctor"
 )
 
 // doctorNames waits until doctor names all of that. what is such as `error disk-alarm node "a"`, or
 // the beginning of it.
-func doctorNames(t *testing.T, s *suite.Site, api audit.Reader, what ...string) {
+func doctorNames(t *testing.T, s *suite.Site, api check.Reader, what ...string) {
 	t.Helper()
 	var last doctor.Report
 	defer func() {
@@ -63,7 +64,7 @@ func TestDoctorNamesAlarms(t *testing.T) {
 
 // magnified reads a broker's answers as if its queues had so many times more messages.
 type magnified struct {
-	audit.Reader
+	check.Reader
 	times int64
 }
 
@@ -168,12 +169,26 @@ func TestDoctorNamesDisabledFeatureFlags(t *testing.T) {
 		defer func() { s.EvalOK(t, enable) }()
 		require.Equal(t, http.StatusBadRequest, local())
 		doctorNames(t, s, s.API(t), `warning disabled-feature-flags broker "4.0.5"`)
+		// The advice lists the machine versions of all quorum queues before.
+		s.DeclareQueue(t, "orders", map[string]any{"x-queue-type": "quorum"})
+		require.Regexp(t, `<<"orders">>},\d+}`, s.EvalOK(t, machineVersions(t)))
 		s.EvalOK(t, enable)
 		require.Equal(t, http.StatusCreated, local())
 		r, err := doctor.From(t.Context(), s.API(t), doctor.Options{VHost: s.VHost})
 		require.NoError(t, err)
 		require.NotContains(t, strings.Join(suite.Found(r), "\n"), "disabled-feature-flags")
 	})
+}
+
+// machineVersions is the expression of doctor's command that lists the machine versions of queues.
+func machineVersions(t *testing.T) string {
+	t.Helper()
+	rules := doctor.Rules()
+	i := slices.IndexFunc(rules, func(r audit.Rule) bool { return r.ID == "disabled-feature-flags" })
+	_, after, _ := strings.Cut(rules[i].Fix, "rabbitmqctl eval '")
+	expression, _, ok := strings.Cut(after, "'")
+	require.True(t, ok, rules[i].Fix)
+	return expression
 }
 
 // A broker that denies a deprecated feature, as a later version does, doesn't start while it is in use.

@@ -14,7 +14,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 // registered reports whether the node has written down that it has a member of the queue.
@@ -52,11 +52,11 @@ func TestAPersistedQueueSurvivesAKill(t *testing.T) {
 	if !suite.Long() {
 		t.Skip("it kills its own brokers; HOPBACK_LONG=1 runs it")
 	}
-	suite.NeedReal(t)
+	suite.NeedPrivate(t)
 	for _, version := range suite.Versions() {
 		t.Run(version, func(t *testing.T) {
 			const messages = 20
-			own, err := broker.Own(t.Context(), os.Stderr, version)
+			own, err := rabbitmq.Own(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, own.Release(context.Background())) })
 			for _, persist := range []bool{true, false} {

@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/retry"
 )
@@ -57,7 +57,7 @@ func TestRetriesComeSoonAfterARepair(t *testing.T) {
 				suite.Publish(t, p, 1)
 				// The broker has tried once, in vain.
 				suite.Poll(t, "the broker holds the message", func() bool {
-					snapshot, err := audit.Read(t.Context(), audit.Sources{HTTP: s.API(t)}, declare.Topology{})
+					snapshot, err := check.Read(t.Context(), check.Sources{HTTP: s.API(t)}, declare.Topology{})
 					require.NoError(t, err)
 					for _, q := range snapshot.Queues {
 						if q.MessagesDeadLettering == 1 {

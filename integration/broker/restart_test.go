@@ -15,21 +15,21 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/retry"
 )
 
 // Messages that wait for their retry survive a restart of the broker, and the
 // client comes back by itself.
 func TestDelayedMessagesSurviveARestartOfTheBroker(t *testing.T) {
-	suite.NeedReal(t)
+	suite.NeedPrivate(t)
 	t.Parallel()
 	for _, version := range suite.Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 			defer cancel()
-			own, err := broker.Own(ctx, os.Stderr, version)
+			own, err := rabbitmq.Own(ctx, os.Stderr, version)
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, own.Release(context.Background())) })
 			s := &suite.Site{Broker: own}

@@ -17,8 +17,8 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/schedule"
 )
 
@@ -29,7 +29,7 @@ func TestScheduledMessagesOutliveFiveKillsOfTheBroker(t *testing.T) {
 	if !suite.Long() {
 		t.Skip("it takes minutes: set HOPBACK_LONG=1")
 	}
-	suite.NeedReal(t)
+	suite.NeedPrivate(t)
 	for _, version := range suite.Versions() {
 		t.Run(version, func(t *testing.T) {
 			messages := 100_000
@@ -81,7 +81,7 @@ func (c *tally) Handle(_ context.Context, d *client.Delivery) error {
 func outliveFiveKills(t *testing.T, version string, messages int) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
-	own, err := broker.Own(ctx, os.Stderr, version)
+	own, err := rabbitmq.Own(ctx, os.Stderr, version)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, own.Release(context.Background())) })
 	conn, _ := suite.ConnectTo(t, own.URL, suite.Soon)
@@ -92,7 +92,7 @@ func outliveFiveKills(t *testing.T, version string, messages int) {
 	}
 	topology.Queues = append(topology.Queues, suite.Quorum("bound", declare.Drop()), suite.Quorum("unbound", declare.Drop()))
 	suite.Apply(t, conn, topology)
-	time.Sleep(5 * time.Second) // 4.0.5 can lose a queue that is younger when it is killed: see docs/rabbitmq-notes.md
+	time.Sleep(5 * time.Second) // 4.0.5 can lose a queue that is younger when it is killed: see integration/rabbitmq-notes.md
 
 	c := &tally{came: make([]bool, messages), all: make(chan struct{})}
 	began := time.Now()

@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/schedule"
 )
 
@@ -31,12 +31,12 @@ func TestAMillionScheduledMessages(t *testing.T) {
 	if !suite.Long() {
 		t.Skip("it takes half an hour or longer: set HOPBACK_LONG=1")
 	}
-	suite.NeedReal(t)
+	suite.NeedPrivate(t)
 	version := suite.Versions()[0]
 	if version < "4.4" {
 		t.Skip("only queues of RabbitMQ 4.4 hold them: set HOPBACK_TREE_4_4, or -brokers=4.4")
 	}
-	own, err := broker.Own(t.Context(), os.Stderr, version)
+	own, err := rabbitmq.Own(t.Context(), os.Stderr, version)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, own.Release(context.Background())) })
 	conn, _ := suite.ConnectTo(t, own.URL)
@@ -90,7 +90,7 @@ const batch = 5000
 
 // costOf schedules messages for the window behind lead, and waits for them. What the idle broker
 // takes doesn't count.
-func costOf(t *testing.T, own *broker.Broker, conn *client.Conn, queue string, cfg schedule.PublisherConfig, messages int, lead time.Duration) cost {
+func costOf(t *testing.T, own *rabbitmq.Broker, conn *client.Conn, queue string, cfg schedule.PublisherConfig, messages int, lead time.Duration) cost {
 	t.Helper()
 	window := time.Duration(messages) * *every
 	if cfg.Ladder {
@@ -150,7 +150,7 @@ func costOf(t *testing.T, own *broker.Broker, conn *client.Conn, queue string, c
 
 // queuesOf are all queues of the default virtual host, each with the number of its messages, which
 // takes the broker some seconds to count.
-func queuesOf(t *testing.T, own *broker.Broker) (all string) {
+func queuesOf(t *testing.T, own *rabbitmq.Broker) (all string) {
 	t.Helper()
 	time.Sleep(10 * time.Second)
 	out, err := own.Exec(t.Context(), "rabbitmqctl", "-q", "--no-table-headers", "list_queues", "name", "messages")
@@ -161,7 +161,7 @@ func queuesOf(t *testing.T, own *broker.Broker) (all string) {
 }
 
 // ofBroker is the CPU time that the broker's Erlang VM has taken, in microseconds.
-func ofBroker(t *testing.T, own *broker.Broker) float64 {
+func ofBroker(t *testing.T, own *rabbitmq.Broker) float64 {
 	t.Helper()
 	out, err := own.Eval(t.Context(), "erlang:element(1, erlang:statistics(runtime)).")
 	require.NoError(t, err)

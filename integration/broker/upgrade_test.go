@@ -18,8 +18,8 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/broker"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/schedule"
 )
@@ -44,7 +44,7 @@ func inMemoryUpgradable(t *testing.T) upgradable {
 }
 
 func realUpgradable(t *testing.T) upgradable {
-	b, err := broker.Own(t.Context(), os.Stderr, "4.3")
+	b, err := rabbitmq.Own(t.Context(), os.Stderr, "4.3")
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, b.Release(context.Background())) })
 	return upgradable{b.URL, func(ctx context.Context) error { return b.Upgrade(ctx, "4.4") }}
@@ -58,7 +58,7 @@ func TestMessagesWaitThroughAnUpgradeTo44(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if name == "real" {
-				suite.NeedReal(t)
+				suite.NeedPrivate(t)
 				if os.Getenv("HOPBACK_TREE_4_4") == "" {
 					t.Skip("a node can be upgraded in place only to a RabbitMQ 4.4 in HOPBACK_TREE_4_4")
 				}

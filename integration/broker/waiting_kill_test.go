@@ -13,7 +13,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 var waiting = flag.Int("waiting", 50_000, "messages of TestAnswersAboutWaitingMessagesOutliveKillsOfTheBroker; there are twice as many calls")
@@ -24,14 +24,14 @@ func TestAnswersAboutWaitingMessagesOutliveKillsOfTheBroker(t *testing.T) {
 	if !suite.Long() {
 		t.Skip("it takes minutes: set HOPBACK_LONG=1")
 	}
-	suite.NeedReal(t)
+	suite.NeedPrivate(t)
 	version := suite.Versions()[0]
 	if version < "4.4" {
 		t.Skip("only queues of RabbitMQ 4.4 park messages: set HOPBACK_TREE_4_4, or -brokers=4.4")
 	}
 	for name, scheduled := range map[string]bool{"parked": false, "scheduled": true} {
 		t.Run(name, func(t *testing.T) {
-			own, err := broker.Own(t.Context(), os.Stderr, version)
+			own, err := rabbitmq.Own(t.Context(), os.Stderr, version)
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, own.Release(context.Background())) })
 			through, url := suite.NewSite(t, own).Through(t)

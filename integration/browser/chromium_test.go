@@ -19,7 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/internal/service"
+	"github.com/hopback/hopback/integration/rabbitmq"
+	"github.com/hopback/hopback/integration/service"
 )
 
 // chromium is a headless Chromium that is driven over a pipe, by the DevTools protocol:
@@ -39,12 +40,15 @@ type reply struct {
 	Error  *struct{ Message string }
 }
 
-// chromiumPath is where Chromium is. On Debian, root installs it if it is missing.
+// chromiumPath is where Chromium is. On Debian, root installs it if it is missing and tests may start servers.
 var chromiumPath = sync.OnceValues(func() (string, error) {
 	for _, name := range []string{os.Getenv("HOPBACK_CHROMIUM"), "chromium", "chromium-browser", "google-chrome"} {
 		if path, err := exec.LookPath(name); err == nil && name != "" {
 			return path, nil
 		}
+	}
+	if !rabbitmq.MayStart() {
+		return "", errors.New("not installed, and only make test installs it")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -219,7 +223,7 @@ type tab struct {
 	troubles []string // what the browser complained of
 }
 
-// events of a tab. The lock of the chromium is held.
+// event takes what Chromium reports of a tab. The lock of the chromium is held.
 func (b *tab) event(method string, params json.RawMessage) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -80,7 +80,7 @@ func (b *tab) fits(name string) {
 	b.calm()
 }
 
-// rows are the first cells of a table's rows, as far as they are seen.
+// groupTexts are the first cells of a table's rows, as far as they are seen.
 const groupTexts = `[...document.querySelectorAll("table.groups tbody th a")].map((e) => e.textContent)`
 
 // The overview has each group's arrivals as bars that are seen, and that words describe. Its

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"strings"
 	"testing"
@@ -212,4 +213,21 @@ func TestBadURLIsRefusedWithoutRepeatingThePassword(t *testing.T) {
 
 func fakeURL(scheme, addr string) string {
 	return (&url.URL{Scheme: scheme, Host: addr, User: url.UserPassword("guest", suite.Secret), Path: "/"}).String()
+}
+
+// RabbitMQ refuses a virtual host by closing the socket, without a reason and after 3 s. Only the time
+// tells this from a connection that the network ends. It does the same at a limit of connections.
+func TestABrokerTakesItsTimeToRefuseAVirtualHost(t *testing.T) {
+	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+		refused := func(u string) {
+			began := time.Now()
+			e := suite.Refused(t, u, client.ErrVirtualHost, suite.RefusedIn)
+			assert.Greater(t, time.Since(began), 2*time.Second, "silentClose of internal/link")
+			assert.False(t, client.WorthRetrying(e))
+			assert.Regexp(t, `\(.*(EOF|connection reset by peer)\)`, e.Text, "it keeps the cause")
+		}
+		refused(s.AMQPURLWith(func(u *url.URL) { u.Path = "/no-such-vhost" }))
+		s.HTTP(t, http.MethodPut, "/vhost-limits/"+s.VHost+"/max-connections", map[string]int{"value": 0}, nil)
+		refused(s.AMQPURL())
+	})
 }

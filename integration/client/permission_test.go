@@ -17,7 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/integration/proxy"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -78,7 +78,7 @@ func (l *life) password(t *testing.T, password string) {
 	l.s.HTTP(t, http.MethodPut, "/users/"+l.user, map[string]string{"password": password, "tags": ""}, nil)
 }
 
-// told waits for an event of one kind, since the given one, whose error is err.
+// notified waits for an event of one kind, since the given one, whose error is err.
 func (l *life) notified(t *testing.T, since int, op string, kind client.EventKind, err error) {
 	t.Helper()
 	suite.Poll(t, op+": "+string(kind), func() bool {

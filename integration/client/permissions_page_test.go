@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,12 +20,12 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 
-// granted are the commands of docs/permissions.md, by user: configure, write, read.
+// granted are the commands of docs/security.md, by user: configure, write, read.
 func granted(t *testing.T) map[string][3]string {
 	t.Helper()
 	users := map[string][3]string{}
@@ -36,6 +37,13 @@ func granted(t *testing.T) map[string][3]string {
 	return users
 }
 
+// The index of a permission in a command.
+const (
+	toConfigure = iota
+	toWrite
+	toRead
+)
+
 // narrower is a row of the page's table of what a user lacks and what is reported then.
 type narrower struct {
 	kind    int // configure, write, or read
@@ -44,13 +52,53 @@ type narrower struct {
 	reports string
 }
 
-// refused are the rows of docs/permissions.md, by user.
+// furtherRefused are rows like those of the page that it leaves out.
+var furtherRefused = map[string][]narrower{
+	"event-publisher": {
+		{toWrite, `^$`, "all", `write access to exchange 'shop' in vhost '/' refused for user`},
+	},
+	"worker-any-delay": {
+		{toWrite, `^$`, "all", `write access to exchange 'retry_ladder_`},
+	},
+	"worker-native": {
+		{toWrite, `^$`, "4.3", `the broker's time can't be read`},
+		{toRead, `^orders$`, "4.3", `the broker's time can't be read`},
+		{toRead, `^hopback-clock-`, "4.3", `configure access to queue 'orders' in vhost '/' refused for user`},
+	},
+	"worker-auto": {
+		{toWrite, `^retry_exchange$`, "4.3", `the broker's time can't be read`},
+	},
+	"worker-checked": {
+		{toRead, `^(orders|requeue_exchange|given_up_exchange)$`, "4.3", `read on the source of binding "retry_exchange" to queue "delay_200ms"`},
+	},
+	"deployer": {
+		{toConfigure, `^(orders|orders\.dead|delay_.*|parking_queue|(requeue|dead_letter|given_up|parking)_exchange(\.sort)?)$`, "all", `declare exchange "retry_exchange": a permission is missing`},
+		{toWrite, `^(orders|orders\.dead|delay_.*|parking_queue|(requeue|given_up|parking)_exchange(\.sort)?)$`, "all", `write access to exchange 'dead_letter_exchange' in vhost '/' refused for user`},
+		{toRead, `^(orders|orders\.dead|delay_.*|(requeue|dead_letter|given_up|parking)_exchange(\.sort)?)$`, "all", `read access to exchange 'retry_exchange' in vhost '/' refused for user`},
+	},
+	"dead-letter-operator": {
+		{toWrite, `^$`, "all", `write access to exchange 'amq.default' in vhost '/' refused for user`},
+	},
+	"dead-letter-mover": {
+		{toWrite, `^$`, "4.3", `write access to exchange 'amq.default' in vhost '/' refused for user`},
+	},
+	"retrier": {
+		{toRead, `^$`, "4.0", `read access to queue 'failed_queue' in vhost '/' refused for user`},
+	},
+}
+
+// refused are the rows of docs/security.md, and further ones, by user.
 func refused(t *testing.T) map[string][]narrower {
 	t.Helper()
-	kinds := map[string]int{"configure": 0, "write": 1, "read": 2}
+	kinds := map[string]int{"configure": toConfigure, "write": toWrite, "read": toRead}
 	rows := map[string][]narrower{}
+	for user, further := range furtherRefused {
+		rows[user] = slices.Clone(further)
+	}
 	row := regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\| (configure|write|read) `(.*?)` \\| (all|4\\.0|4\\.3) \\| `(.*?)` \\|$")
-	for _, m := range row.FindAllStringSubmatch(permissionsPage(t), -1) {
+	page := row.FindAllStringSubmatch(permissionsPage(t), -1)
+	require.Greater(t, len(page), 5)
+	for _, m := range page {
 		pattern := strings.ReplaceAll(m[3], `\|`, "|") // a table's cells escape it
 		rows[m[1]] = append(rows[m[1]], narrower{kinds[m[2]], pattern, m[4], m[5]})
 	}
@@ -59,7 +107,7 @@ func refused(t *testing.T) map[string][]narrower {
 
 func permissionsPage(t *testing.T) string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "permissions.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "security.md"))
 	require.NoError(t, err)
 	return string(page)
 }
@@ -91,7 +139,7 @@ var duties = map[string]duty{
 	"retrier":              {do: retryingCentrally},
 }
 
-// Each user of docs/permissions.md can do its work, and with a narrower expression gets the
+// Each user of docs/security.md can do its work, and with a narrower expression gets the
 // error that the page quotes.
 func TestPermissionsOfThePageAreEnoughAndNeeded(t *testing.T) {
 	users, rows := granted(t), refused(t)
@@ -172,9 +220,7 @@ func (d duty) once(t *testing.T, s *suite.Site, owner *client.Conn, policy retry
 		}
 	}
 	conn, log := suite.ConnectTo(t, s.User(t, may[0], may[1], may[2]))
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
-	defer cancel()
-	err := d.do(ctx, t, owner, conn, policy)
+	err := d.do(suite.Within(t), t, owner, conn, policy)
 	reported := strings.Join(log.All(), "\n")
 	if err != nil {
 		reported += "\n" + err.Error()

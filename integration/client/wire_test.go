@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/url"
@@ -159,7 +160,7 @@ type step struct {
 	toDirect func(address string) []byte
 }
 
-// said is s on a connection.
+// logged is s on a connection.
 func (p *spoken) logged(s step) []byte {
 	if s.toDirect != nil {
 		s.payload = s.toDirect(p.direct)
@@ -410,6 +411,11 @@ func manageOnce(t *testing.T, raw, vhost, method, path string, body any) {
 	f := p.next()
 	m, err := frames.DecodeMessage(f.Payload)
 	require.NoError(t, err, "%s", shown(f))
+	if bytes.Contains(f.Payload, []byte("cluster_not_formed")) { // a busy broker keeps nothing of the queue
+		_ = p.nc.Close()
+		manageOnce(t, raw, vhost, method, path, body)
+		return
+	}
 	require.Contains(t, []string{"200", "201", "204"}, m.Properties.Subject.Value, "%x", m.Body)
 	_ = p.nc.Close()
 }

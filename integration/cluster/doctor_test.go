@@ -14,10 +14,10 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit/doctor"
-	"github.com/hopback/hopback/declare/httpapi"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
+	"github.com/hopback/hopback/operate/doctor"
+	"github.com/hopback/hopback/operate/httpapi"
 )
 
 // examinedVHost is the virtual host that the doctor examines.
@@ -26,14 +26,14 @@ const examinedVHost = "doctor"
 // patient is a cluster with a virtual host in which faults are built.
 type patient struct {
 	*testing.T
-	*broker.Cluster
+	*rabbitmq.Cluster
 }
 
-func newPatient(t *testing.T, c *broker.Cluster) *patient {
+func newPatient(t *testing.T, c *rabbitmq.Cluster) *patient {
 	t.Helper()
 	p := &patient{t, c}
 	ask := func(ctx context.Context, method string) error {
-		return broker.API[struct{}](ctx, method, c.Nodes[0].ManagementURL, "/vhosts/"+examinedVHost, nil)
+		return rabbitmq.API[struct{}](ctx, method, c.Nodes[0].ManagementURL, "/vhosts/"+examinedVHost, nil)
 	}
 	require.NoError(t, ask(t.Context(), http.MethodPut))
 	t.Cleanup(func() { assert.NoError(t, ask(context.Background(), http.MethodDelete)) })
@@ -41,7 +41,7 @@ func newPatient(t *testing.T, c *broker.Cluster) *patient {
 }
 
 // on connects to one node, and to no other.
-func (p *patient) on(n *broker.Node) *client.Conn {
+func (p *patient) on(n *rabbitmq.Node) *client.Conn {
 	p.Helper()
 	ctx, cancel := context.WithTimeout(p.Context(), patience)
 	defer cancel()
@@ -76,7 +76,7 @@ func (p *patient) put(conn *client.Conn, queue string, within time.Duration) err
 const unanswered = 3 * time.Second
 
 // named waits until doctor, with the HTTP API of a node, names all of that.
-func (p *patient) named(n *broker.Node, what ...string) {
+func (p *patient) named(n *rabbitmq.Node, what ...string) {
 	p.Helper()
 	api, err := httpapi.New(n.ManagementURL, "/", httpapi.Config{Timeout: patience})
 	require.NoError(p, err)
@@ -93,14 +93,14 @@ func (p *patient) named(n *broker.Node, what ...string) {
 	})
 }
 
-func (p *patient) eval(n *broker.Node, expressions string) {
+func (p *patient) eval(n *rabbitmq.Node, expressions string) {
 	p.Helper()
 	_, err := n.Eval(p.Context(), expressions)
 	require.NoError(p, err)
 }
 
 // leaders are the leaders of queues, as a node sees them.
-func (p *patient) leaders(n *broker.Node, queues []string) (all []string) {
+func (p *patient) leaders(n *rabbitmq.Node, queues []string) (all []string) {
 	p.Helper()
 	for _, q := range queues {
 		var info queueInfo
@@ -114,7 +114,7 @@ func (p *patient) leaders(n *broker.Node, queues []string) (all []string) {
 // What only a cluster can have wrong does harm, and doctor names it: leaders on one node, a queue
 // with one copy or one replica, a node that is down, two nodes, and a majority that is down.
 func TestDoctorNamesWhatDoesHarmOnACluster(t *testing.T) {
-	forEachCluster(t, func(t *testing.T, c *broker.Cluster) {
+	forEachCluster(t, func(t *testing.T, c *rabbitmq.Cluster) {
 		p := newPatient(t, c)
 		first, second, third := c.Nodes[0], c.Nodes[1], c.Nodes[2]
 
@@ -173,7 +173,7 @@ func TestDoctorNamesWhatDoesHarmOnACluster(t *testing.T) {
 
 // leave stops RabbitMQ on a node. The node's Erlang VM keeps running, and the function that is
 // returned starts RabbitMQ again, in the cluster, also if it has left the cluster.
-func (p *patient) leave(n *broker.Node) (back func()) {
+func (p *patient) leave(n *rabbitmq.Node) (back func()) {
 	p.Helper()
 	p.eval(n, "ok = rabbit:stop().")
 	isBack := false
@@ -199,7 +199,7 @@ func TestDoctorNamesAPartition(t *testing.T) {
 	if !long {
 		t.Skip("it takes a minute: set HOPBACK_LONG=1")
 	}
-	forEachCluster(t, func(t *testing.T, c *broker.Cluster) {
+	forEachCluster(t, func(t *testing.T, c *rabbitmq.Cluster) {
 		p := newPatient(t, c)
 		first, third := c.Nodes[0], c.Nodes[2]
 		handling := func(how string) {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 // long says that the tests which take minutes run, too, and all of them with 4.0.
@@ -30,17 +30,17 @@ func versions() []string {
 
 // clusters, by version, are started when the first test wants one, and shared: one
 // test at a time, as each of them breaks something.
-var clusters = map[string]func() (*broker.Cluster, error){
-	"4.3": sync.OnceValues(func() (*broker.Cluster, error) { return start("4.3") }),
-	"4.0": sync.OnceValues(func() (*broker.Cluster, error) { return start("4.0") }),
+var clusters = map[string]func() (*rabbitmq.Cluster, error){
+	"4.3": sync.OnceValues(func() (*rabbitmq.Cluster, error) { return start("4.3") }),
+	"4.0": sync.OnceValues(func() (*rabbitmq.Cluster, error) { return start("4.0") }),
 }
 
-var started []*broker.Cluster
+var started []*rabbitmq.Cluster
 
-func start(version string) (*broker.Cluster, error) {
+func start(version string) (*rabbitmq.Cluster, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	c, err := broker.OwnCluster(ctx, os.Stderr, version)
+	c, err := rabbitmq.OwnCluster(ctx, os.Stderr, version)
 	if err == nil {
 		started = append(started, c)
 	}
@@ -67,12 +67,13 @@ func TestMain(m *testing.M) {
 
 // forEachCluster runs test with a whole cluster of each version. Where there is no
 // Docker it is skipped, which the summary of the tests counts.
-func forEachCluster(t *testing.T, test func(t *testing.T, c *broker.Cluster)) {
+func forEachCluster(t *testing.T, test func(t *testing.T, c *rabbitmq.Cluster)) {
 	t.Helper()
+	rabbitmq.NeedsStart(t)
 	for _, version := range versions() {
 		t.Run(version, func(t *testing.T) {
 			c, err := clusters[version]()
-			if errors.Is(err, broker.ErrNoCluster) || errors.Is(err, broker.ErrNotOurs) {
+			if errors.Is(err, rabbitmq.ErrNoCluster) || errors.Is(err, rabbitmq.ErrNotOurs) {
 				t.Skip(err)
 			}
 			require.NoError(t, err)

@@ -17,8 +17,8 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
-	"github.com/hopback/hopback/internal/dev/partitionrig"
+	"github.com/hopback/hopback/integration/partitionrig"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 )
@@ -29,7 +29,7 @@ func TestOrderByKeyOnACluster(t *testing.T) {
 	if !long {
 		t.Skip("it takes minutes: set HOPBACK_LONG=1")
 	}
-	forEachCluster(t, func(t *testing.T, c *broker.Cluster) {
+	forEachCluster(t, func(t *testing.T, c *rabbitmq.Cluster) {
 		if strings.HasSuffix(t.Name(), "/4.0") {
 			t.Skip("partitions need RabbitMQ 4.3")
 		}
@@ -74,9 +74,9 @@ func TestOrderByKeyOnACluster(t *testing.T) {
 				}
 			}()
 		}()
-		faults := map[string]func(n *broker.Node){
-			"leaders moved": func(*broker.Node) { moveLeaders(t, c, "") },
-			"killed": func(n *broker.Node) {
+		faults := map[string]func(n *rabbitmq.Node){
+			"leaders moved": func(*rabbitmq.Node) { moveLeaders(t, c, "") },
+			"killed": func(n *rabbitmq.Node) {
 				for _, w := range all { // the broker may notice before the worker does
 					if w.Conn().State().Broker.Node == n.Name {
 						rig.Check.Cut(w.Name)
@@ -85,7 +85,7 @@ func TestOrderByKeyOnACluster(t *testing.T) {
 				require.NoError(t, n.Kill(t.Context()))
 				require.NoError(t, n.Start(t.Context()))
 			},
-			"frozen": func(n *broker.Node) {
+			"frozen": func(n *rabbitmq.Node) {
 				require.NoError(t, n.Pause(t.Context()))
 				time.Sleep(20 * time.Second) // is how long it is frozen
 				require.NoError(t, n.Unpause(t.Context()))
@@ -134,7 +134,7 @@ func TestThroughputOfPartitionsOnACluster(t *testing.T) {
 	if !long {
 		t.Skip("it measures a cluster: set HOPBACK_LONG=1")
 	}
-	forEachCluster(t, func(t *testing.T, c *broker.Cluster) {
+	forEachCluster(t, func(t *testing.T, c *rabbitmq.Cluster) {
 		if strings.HasSuffix(t.Name(), "/4.0") {
 			t.Skip("partitions need RabbitMQ 4.3")
 		}
@@ -158,5 +158,60 @@ func TestThroughputOfPartitionsOnACluster(t *testing.T) {
 			require.NoError(t, err)
 			fmt.Printf("REPORT %s: throughput: %d partitions: %v\n", t.Name(), n, found)
 		}
+	})
+}
+
+// A node is killed and stays down. The partitions of the workers that were connected to it have owners
+// again, workers whose mailbox was on it hear the others, and those that join get their share.
+func TestANodeStaysDown(t *testing.T) {
+	forEachCluster(t, func(t *testing.T, c *rabbitmq.Cluster) {
+		if strings.HasSuffix(t.Name(), "/4.0") {
+			t.Skip("partitions need RabbitMQ 4.3")
+		}
+		down := c.Nodes[2]
+		conn := connect(t, c, c.Nodes[0])
+		g := partition.Group{Name: "down", Partitions: 12}
+		suite.ApplyGroup(t, conn, g, declare.QuorumQueue{LeaderLocator: declare.LeaderBalanced})
+		rig := &partitionrig.Rig{
+			IdleTimeout: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+			Group: g, Check: partitionrig.NewCheck(100, g.Partitions), Handle: 10 * time.Millisecond, Config: partition.Config{Concurrency: 100},
+		}
+		var all []*partitionrig.Worker
+		join := func(n *rabbitmq.Node) {
+			rig.URL, rig.Endpoints = n.URL, slices.DeleteFunc(c.URLs(), func(u string) bool { return u == n.URL })
+			w, err := rig.Start(t.Context(), fmt.Sprint("w", len(all)+1))
+			require.NoError(t, err)
+			all = append(all, w)
+		}
+		share := func(what string, each int) {
+			t.Helper()
+			poll(t, what, func() bool {
+				shares := rig.Check.Shares()
+				for _, w := range all {
+					if shares[w.Name] != each {
+						return false
+					}
+				}
+				return true
+			})
+		}
+		join(c.Nodes[0])
+		join(down)
+		share("two workers have six partitions each", 6)
+		rig.Check.Cut(all[1].Name)
+		began := time.Now()
+		require.NoError(t, down.Kill(t.Context()))
+		poll(t, "all partitions have an owner", func() bool { return rig.Check.Shares()[""] == 0 })
+		fmt.Printf("REPORT %s: all partitions have an owner %v after the kill\n", t.Name(), time.Since(began).Round(time.Second))
+		join(c.Nodes[0])
+		join(c.Nodes[1])
+		share("four workers have three partitions each, while the node is down", 3)
+		require.NoError(t, down.Start(t.Context()))
+		require.NoError(t, c.AwaitAll(t.Context()))
+		for _, w := range all {
+			require.NoError(t, w.Leave())
+		}
+		r := rig.Check.Report()
+		assert.Zero(t, r.Wrong(), "%v", r.First)
 	})
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/stream"
 )
 
@@ -20,7 +20,7 @@ import (
 // to. Both go on with another replica: nothing that was confirmed is missing, and the
 // consumer handles each offset once, in order. Then each node is restarted.
 func TestAStreamGoesOnAfterANodeIsKilled(t *testing.T) {
-	forEachCluster(t, func(t *testing.T, c *broker.Cluster) {
+	forEachCluster(t, func(t *testing.T, c *rabbitmq.Cluster) {
 		log := declare.Stream{Name: "log"}
 		setup := connect(t, c, c.Nodes[0])
 		_, err := declare.Apply(t.Context(), setup.Management(), declare.Topology{Queues: []declare.Queue{log}})

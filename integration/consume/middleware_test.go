@@ -20,7 +20,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/integration/proxy"
 	"github.com/hopback/hopback/middleware/breaker"
 	"github.com/hopback/hopback/middleware/dedupe"
 	"github.com/hopback/hopback/middleware/ordered"

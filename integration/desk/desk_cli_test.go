@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -39,6 +39,13 @@ func TestCommandDead(t *testing.T) {
 		var surveyed desk.Survey
 		require.NoError(t, json.Unmarshal([]byte(hopback.Dead(suite.ExitDone, "survey", "--json").Stdout), &surveyed))
 		assert.Len(t, surveyed.Groups, 5)
+
+		shell := s.Shell(t)
+		shell.Group = "__complete"
+		suite.Poll(t, "the broker answers a tab in time", func() bool {
+			return strings.Contains(shell.Run(suite.ExitDone, "dlq", "replay", "orders.dead", "--group", group[1][:4]).Stdout, group[1]+"\tpermanent ")
+		})
+		assert.EqualValues(t, n+1, suite.Ready(t, conn, "orders.dead"))
 
 		list := hopback.Dead(suite.ExitDone, "list", "orders.dead", "--reason", "fraud", "--limit", "3", "--count").Stdout
 		assert.Contains(t, list, "3 messages shown; 10 of 41 selected; for more: --skip 3.")

@@ -26,14 +26,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/integration/proxy"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 
-// story is the content of a queue: the number of each message, which is its body, and everything
+// history is the content of a queue: the number of each message, which is its body, and everything
 // else about it except how often it was returned.
 type history struct {
 	order []string

@@ -12,8 +12,8 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 

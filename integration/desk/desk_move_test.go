@@ -14,9 +14,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -228,7 +228,7 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 			moved bool
 		}{
 			"unchanged":      {moved: true},
-			"a time to live": {edit: func(m *client.Message) { m.Header.TTL = time.Hour }},
+			"a time to live": {edit: func(m *client.Message) { m.Header.TTL = time.Hour }, moved: true}, // which the broker removes
 			"a count":        {edit: func(m *client.Message) { m.ApplicationProperties = map[string]any{retry.CountProperty: int64(2)} }},
 			"a short queue":  {queue: "short.dead", edit: func(m *client.Message) { m.Annotations[annotation.Queue] = "short" }},
 			"an edit":        {cfg: desk.ReplayConfig{Edit: func(*desk.Edit) error { return nil }}},
@@ -254,8 +254,11 @@ func TestReplayCopiesWhatCannotBeMoved(t *testing.T) {
 			return suite.Ready(t, conn, "orders") == 6 && suite.Ready(t, conn, "short") == 1 && suite.Ready(t, conn, "elsewhere") == 1
 		})
 
-		suite.Load(t, conn, "orders.dead", 1, dead())
 		p := s.Peer(t)
+		for _, m := range p.Take("orders", 6) {
+			assert.Zero(t, m.Header.TTL)
+		}
+		suite.Load(t, conn, "orders.dead", 1, dead())
 		p.Next(p.Receiver("orders.dead", 1))
 		require.NoError(t, p.Conn.Close())
 		suite.Poll(t, "it is back", func() bool { return suite.Ready(t, conn, "orders.dead") == 1 })

@@ -18,9 +18,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -32,7 +32,7 @@ type gatewayError struct{ text string }
 
 func (e *gatewayError) Error() string { return e.text }
 
-// morgue declares the work queue "orders" and has n orders die in it, each of the lane of
+// deadLetterQueue declares the work queue "orders" and has n orders die in it, each of the lane of
 // its number. Their message-ids are "order-0" and so on.
 func deadLetterQueue(t *testing.T, conn *client.Conn, policy retry.Policy, n int) {
 	t.Helper()
@@ -309,6 +309,7 @@ func TestReplayToWhatIsGone(t *testing.T) {
 			for j, o := range origins {
 				to := address.Exchange(o.exchange, o.key)
 				m := amqp.NewMessage(fmt.Appendf(nil, "%d.%d", i, j))
+				m.Properties = &amqp.MessageProperties{MessageID: "m"} // so it isn't one of AMQP 0-9-1
 				switch {
 				case o.queue == "":
 					p.Put("dead", m)

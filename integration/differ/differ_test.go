@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,7 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 var (
@@ -30,7 +31,7 @@ var (
 	most       = flag.Int("differ.failures", 3, "differences to be shrunk before the end")
 )
 
-var brokers []*broker.Broker
+var brokers []*rabbitmq.Broker
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -38,7 +39,14 @@ func TestMain(m *testing.M) {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		var err error
-		if brokers, err = broker.Need(ctx, os.Stderr, suite.Versions()...); err != nil {
+		versions := suite.Versions()
+		if !rabbitmq.MayStart() {
+			versions = slices.DeleteFunc(versions, func(v string) bool { return !rabbitmq.Given(v) })
+		}
+		if len(versions) > 0 {
+			brokers, err = rabbitmq.Need(ctx, os.Stderr, versions...)
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
@@ -60,6 +68,9 @@ func TestMain(m *testing.M) {
 
 // forEachVersion runs test with each real broker.
 func forEachVersion(t *testing.T, test func(t *testing.T, v *versus)) {
+	if len(brokers) == 0 {
+		rabbitmq.NeedsStart(t)
+	}
 	for _, b := range brokers {
 		t.Run(b.Version, func(t *testing.T) {
 			t.Parallel()
@@ -80,7 +91,7 @@ func forEachVersion(t *testing.T, test func(t *testing.T, v *versus)) {
 	}
 }
 
-func manage(t *testing.T, b *broker.Broker, method, path string) {
+func manage(t *testing.T, b *rabbitmq.Broker, method, path string) {
 	req, err := http.NewRequest(method, b.ManagementURL+"/api"+path, http.NoBody)
 	require.NoError(t, err)
 	req.Header.Set("Content-Type", "application/json")

@@ -1,6 +1,7 @@
 package doctor_test
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -13,8 +14,8 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/declare/audit/doctor"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/doctor"
 )
 
 // args are the arguments of a queue.
@@ -27,13 +28,14 @@ type bench struct {
 	*suite.Site
 	peer *suite.Peer
 	conn *client.Conn // only to count
+	olds []*old
 }
 
 func newBench(t *testing.T, s *suite.Site) *bench {
 	t.Helper()
 	site := suite.NewSite(t, s.Broker)
 	conn, _ := site.Connect(t)
-	return &bench{t, site, site.Peer(t), conn}
+	return &bench{T: t, Site: site, peer: site.Peer(t), conn: conn}
 }
 
 // quorum and classic declare a queue. policy arguments come in pairs.
@@ -55,7 +57,8 @@ func (b *bench) bind(source, queue, key string) { b.Bind(b.T, source, queue, key
 
 func (b *bench) unbind(source, queue, key string) {
 	b.Helper()
-	b.HTTP(b.T, http.MethodDelete, "/bindings/"+b.VHost+"/e/"+source+"/q/"+queue+"/"+key, nil, nil)
+	// The HTTP API calls a binding by its key, and one without a key "~".
+	b.HTTP(b.T, http.MethodDelete, "/bindings/"+b.VHost+"/e/"+source+"/q/"+queue+"/"+cmp.Or(key, "~"), nil, nil)
 }
 
 // setPolicy sets a policy, and waits until the broker applies it.

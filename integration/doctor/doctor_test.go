@@ -21,9 +21,9 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit/doctor"
-	"github.com/hopback/hopback/declare/httpapi"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/doctor"
+	"github.com/hopback/hopback/operate/httpapi"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/schedule"
 )

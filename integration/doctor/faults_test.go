@@ -286,6 +286,22 @@ var faults = []fault{
 		b.has("orders", 1)
 		b.has("#", 1) // doubled
 	}},
+	{finds: `error foreign-binding exchange "dlx"`, harm: func(b *bench) {
+		b.exchange("parking", "fanout")
+		b.DeclareExchange(b.T, "given_up", "direct", true, args{"alternate-exchange": "parking"})
+		b.DeclareExchange(b.T, "dlx", "headers", true, args{"alternate-exchange": "given_up"})
+		b.quorum("orders.dead", args{"x-delivery-limit": -1})
+		b.bind("given_up", "orders.dead", "orders")
+		b.quorum("orders", args{"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": "orders", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"})
+		b.put("orders", "a", "b")
+		b.reject("orders", 1)
+		b.has("orders.dead", 1)
+		b.quorum("audit", args{"x-delivery-limit": -1})
+		b.bind("dlx", "audit", "")
+		b.reject("orders", 1)
+		b.has("audit", 1)
+		b.has("orders.dead", 1) // not the second one
+	}},
 	{finds: `error shared-ladder exchange "level"`, harm: func(b *bench) {
 		b.exchange("level", "topic")
 		b.exchange("below", "fanout")
@@ -416,6 +432,27 @@ var faults = []fault{
 		b.gone("orders")
 		dialOld(b).consume("orders", true)
 	}},
+	{finds: `warning returned-without-end queue "orders"`, since: "4.3", harm: func(b *bench) {
+		b.quorum("orders", args{"x-delivery-limit": 2})
+		b.put("orders", "a")
+		c := dialOld(b)
+		c.limit(1)
+		c.consume("orders", false)
+		suite.Await(b.T, c.returning(1000), "a thousand returns") // far beyond the limit
+	}},
+	{finds: `note default-queue-type queue "brief"`, harm: func(b *bench) {
+		b.HTTP(b.T, http.MethodPut, "/vhosts/"+b.VHost, args{"default_queue_type": "quorum"}, nil)
+		for name, autoDelete := range map[string]bool{"brief": true, "lasting": false} {
+			b.HTTP(b.T, http.MethodPut, "/queues/"+b.VHost+"/"+name, args{"durable": true, "auto_delete": autoDelete, "arguments": args{}}, nil)
+		}
+		b.peer.Receiver("brief", 0) // or else it goes with its first consumer
+		b.put("brief", "a")
+		b.put("lasting", "a")
+		b.fail("brief", 30)
+		b.has("brief", 1) // no delivery limit
+		b.fail("lasting", 21)
+		b.gone("lasting")
+	}},
 }
 
 const pile = 1000
@@ -425,7 +462,8 @@ func transient(b *bench) {
 	b.put("orders", "a")
 }
 
-// For each rule, what it finds does harm on a real broker, and doctor names it.
+// For each rule, what it finds does harm on a real broker, and doctor names it, until its advice was
+// followed.
 func TestDoctorNamesWhatDoesHarm(t *testing.T) {
 	suite.NeedReal(t)
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
@@ -441,6 +479,7 @@ func TestDoctorNamesWhatDoesHarm(t *testing.T) {
 				b := newBench(t, s)
 				f.harm(b)
 				b.named(f.finds)
+				b.cured(f.finds)
 			})
 		}
 	})

@@ -30,6 +30,7 @@ func dialOld(b *bench) *old {
 	b.Cleanup(func() { _ = conn.Close() })
 	require.NoError(b, conn.SetDeadline(time.Now().Add(2*suite.Patience)))
 	o := &old{b, conn}
+	b.olds = append(b.olds, o)
 	_, err = conn.Write([]byte("AMQP\x00\x00\x09\x01"))
 	require.NoError(b, err)
 	o.await(10, 10) // start
@@ -55,6 +56,35 @@ func (o *old) consume(queue string, noAck bool) {
 	o.await(60, 21)
 }
 
+// limit sets the prefetch limit.
+func (o *old) limit(n uint16) {
+	o.Helper()
+	o.send(1, 60, 10, number(uint32(0)), number(n), []byte{0})
+	o.await(60, 11)
+}
+
+// returning returns each delivery with basic.nack and requeue, until the connection ends. The
+// channel gets a value after n of them.
+func (o *old) returning(n int) <-chan struct{} {
+	many := make(chan struct{}, 1)
+	go func() {
+		for count := 1; ; count++ {
+			body, err := o.read(60, 60) // basic.deliver: the consumer's tag, and the delivery's
+			if err != nil || len(body) < 5 || len(body) < 5+int(body[4])+8 {
+				return
+			}
+			tag := body[5+body[4]:][:8]
+			if _, err := o.conn.Write(frameOf(1, 1, bytes.Join([][]byte{number(uint16(60)), number(uint16(120)), tag, {2}}, nil))); err != nil {
+				return
+			}
+			if count == n {
+				many <- struct{}{}
+			}
+		}
+	}()
+	return many
+}
+
 func (o *old) close() { _ = o.conn.Close() }
 
 // publish publishes a text, without a confirm.
@@ -73,23 +103,35 @@ func (o *old) send(channel, class, method uint16, fields ...[]byte) {
 
 func (o *old) frame(kind byte, channel uint16, body []byte) {
 	o.Helper()
-	frame := append(append([]byte{kind}, number(channel)...), number(uint32(len(body)))...)
-	_, err := o.conn.Write(append(append(frame, body...), 0xCE))
+	_, err := o.conn.Write(frameOf(kind, channel, body))
 	require.NoError(o, err)
+}
+
+func frameOf(kind byte, channel uint16, body []byte) []byte {
+	frame := append(append([]byte{kind}, number(channel)...), number(uint32(len(body)))...)
+	return append(append(frame, body...), 0xCE)
 }
 
 // await reads frames until a method comes.
 func (o *old) await(class, method uint16) {
 	o.Helper()
+	_, err := o.read(class, method)
+	require.NoError(o, err)
+}
+
+// read reads frames until a method comes, and returns its body.
+func (o *old) read(class, method uint16) ([]byte, error) {
 	for {
 		head := make([]byte, 7)
-		_, err := io.ReadFull(o.conn, head)
-		require.NoError(o, err)
+		if _, err := io.ReadFull(o.conn, head); err != nil {
+			return nil, err
+		}
 		body := make([]byte, binary.BigEndian.Uint32(head[3:])+1)
-		_, err = io.ReadFull(o.conn, body)
-		require.NoError(o, err)
+		if _, err := io.ReadFull(o.conn, body); err != nil {
+			return nil, err
+		}
 		if head[0] == 1 && binary.BigEndian.Uint16(body) == class && binary.BigEndian.Uint16(body[2:]) == method {
-			return
+			return body, nil
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package partition
+package partition_test
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
-	"github.com/hopback/hopback/internal/dev/partitionrig"
+	"github.com/hopback/hopback/integration/partitionrig"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 )
@@ -44,10 +44,10 @@ func TestOrderByKeyOnABroker(t *testing.T) {
 		if !s.Newer() {
 			return // refused: see TestWorkersOfAnotherGroupAreRefused
 		}
-		var own *broker.Broker
+		var own *rabbitmq.Broker
 		if suite.Long() && !suite.InMemory(s) {
 			var err error
-			own, err = broker.Own(t.Context(), os.Stderr, s.Version)
+			own, err = rabbitmq.Own(t.Context(), os.Stderr, s.Version)
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, own.Release(context.Background())) })
 			s = suite.NewSite(t, own)

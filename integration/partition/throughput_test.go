@@ -1,4 +1,4 @@
-package partition
+package partition_test
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/dev/partitionrig"
+	"github.com/hopback/hopback/integration/partitionrig"
 	"github.com/hopback/hopback/partition"
 )
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -56,8 +55,7 @@ func TestFurtherRoutingKeysMustBeAListOfStrings(t *testing.T) {
 		conn, _ := s.Connect(t)
 		suite.Apply(t, conn, declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}}})
 		p := suite.PublisherOf(t, conn, address.Queue("orders"))
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
+		ctx := suite.Within(t)
 		for _, bad := range []any{"mails", []string{"mails"}, []any{int64(1)}, true} {
 			err := p.Publish(ctx, "m", func(m *client.Message) { m.Annotations = map[any]any{"x-cc": bad} })
 			require.ErrorAs(t, err, new(*argument.Error))

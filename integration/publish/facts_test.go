@@ -202,24 +202,27 @@ func TestReturnedDeliveriesCount(t *testing.T) {
 // so a copy leaves it out.
 func TestTTLOfAMessageShortensADelay(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
-		const delay, ttl = 2 * time.Second, 100 * time.Millisecond
+		const short, long, ttl = 2 * time.Second, time.Hour, 100 * time.Millisecond
 		conn, _ := s.Connect(t)
-		q := suite.Quorum("delay", declare.ToQueue("work"))
-		q.MessageTTL = delay
-		suite.Apply(t, conn, declare.Topology{Queues: []declare.Queue{q, suite.Quorum("work", declare.Drop())}})
+		topology := suite.QueueOf(suite.Quorum("work", declare.Drop()))
+		for name, delay := range map[string]time.Duration{"short": short, "long": long} {
+			q := suite.Quorum(name, declare.ToQueue("work"))
+			q.MessageTTL = delay
+			topology.Queues = append(topology.Queues, q)
+		}
+		suite.Apply(t, conn, topology)
 		p := s.Peer(t)
 		m := amqp.NewMessage([]byte("m"))
 		m.Header = &amqp.MessageHeader{Durable: true, Priority: 4, TTL: ttl}
-		took := func(m *amqp.Message) time.Duration {
+		took := func(queue string, m *amqp.Message) time.Duration {
 			began := time.Now()
-			p.Put("delay", m)
+			p.Put(queue, m)
 			p.Take("work", 1)
 			return time.Since(began)
 		}
-		with, without := took(m), took(client.Copy(m))
-		assert.Less(t, with, delay)
-		assert.GreaterOrEqual(t, without, delay-2*time.Millisecond)
-		suite.Report(t, s, "a ttl of %v in a queue of %v: back after %v; a copy of ours: %v", ttl, delay, with.Round(time.Millisecond), without.Round(time.Millisecond))
+		with, without := took("long", m), took("short", client.Copy(m))
+		assert.GreaterOrEqual(t, without, short-2*time.Millisecond)
+		suite.Report(t, s, "a ttl of %v in a queue of %v: back after %v; a copy of ours in a queue of %v: %v", ttl, long, with.Round(time.Millisecond), short, without.Round(time.Millisecond))
 	})
 }
 
@@ -288,7 +291,7 @@ func TestBrokerTellsItsTimeByADeath(t *testing.T) {
 				after = time.Now()
 				again, errAgain := start.BrokerTime(ctx)
 				assert.Equal(t, err, errAgain)
-				assert.WithinDuration(t, broker, again, time.Second)
+				assert.WithinDuration(t, broker, again, suite.LateLimit)
 			}}, client.ConsumerConfig{})
 			suite.AwaitConsumers(t, admin, "work", 1)
 			return before, broker, after, err
@@ -297,7 +300,7 @@ func TestBrokerTellsItsTimeByADeath(t *testing.T) {
 		require.NoError(t, err)
 		suite.Report(t, s, "the broker's time is %v ahead of ours, and took %v", broker.Sub(after).Round(time.Millisecond), after.Sub(before).Round(time.Millisecond))
 		assert.False(t, broker.Before(before.Truncate(time.Millisecond)), "never behind: this host's clock is the broker's")
-		assert.WithinDuration(t, after, broker, time.Second)
+		assert.WithinDuration(t, after, broker, suite.LateLimit)
 		suite.Poll(t, "the queue that it took is gone", func() bool {
 			var queues []struct{ Name string }
 			s.HTTP(t, "GET", "/queues/"+s.VHost+"?disable_stats=true", nil, &queues)

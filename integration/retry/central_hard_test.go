@@ -52,7 +52,7 @@ func terminate(t *testing.T, c *exec.Cmd) {
 	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
 }
 
-// told is what a process has said, to be read while it speaks.
+// notified is what a process has said, to be read while it speaks.
 type notified struct {
 	mu   sync.Mutex
 	text bytes.Buffer

@@ -14,9 +14,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -26,6 +26,9 @@ func forgery(body string, annotations amqp.Annotations) *amqp.Message {
 	m.Annotations = annotations
 	return m
 }
+
+// hiddenHeaders accepts messages that look as if they had come over AMQP 0-9-1: these have no properties.
+var hiddenHeaders = []desk.WarningCode{desk.WarningHeaders}
 
 // shops declares the exchange "shop", which feeds the queue "orders", and the exchange
 // "till", which feeds "payments". "ledger" is bound to both.
@@ -100,7 +103,7 @@ func TestForgedAnnotationsDoNotChooseWhereAReplayGoes(t *testing.T) {
 		}
 		assert.Equal(t, map[string]int{"orders": 5, "payments": 1}, died, "the broker knows better, of all but the planted one")
 		for _, dry := range []bool{true, false} {
-			report, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, DryRun: dry})
+			report, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, DryRun: dry, Accept: hiddenHeaders})
 			require.NoError(t, err)
 			assert.EqualValues(t, 1, report.Failed, "the planted one")
 			require.Len(t, report.Failures, 1)
@@ -110,7 +113,7 @@ func TestForgedAnnotationsDoNotChooseWhereAReplayGoes(t *testing.T) {
 		assert.Equal(t, 1, suite.Ready(t, conn, "orders.dead"))
 		assert.Zero(t, suite.Ready(t, conn, "payments"))
 		// An explicit destination needs no record.
-		report, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, Address: address.Queue("orders")})
+		report, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, Address: address.Queue("orders"), Accept: hiddenHeaders})
 		require.NoError(t, err)
 		assert.EqualValues(t, 1, report.Replayed)
 	})
@@ -165,7 +168,7 @@ func TestForgedOriginDoesNotChooseWhereAReplayGoes(t *testing.T) {
 				p.Take("ledger", 1)
 
 				d := suite.NewDesk(t, s, conn)
-				report, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, ToExchange: true})
+				report, err := d.Replay(t.Context(), desk.ReplayConfig{Queue: "orders.dead", All: true, ToExchange: true, Accept: hiddenHeaders})
 				require.NoError(t, err)
 				assert.Zero(t, suite.Ready(t, conn, "payments"), "%+v", report.Failures)
 				assert.EqualValues(t, 4, report.Replayed, "the workers know how the messages came: %+v", report.Failures)

@@ -122,13 +122,8 @@ func TestForwardThatIsNeverTakenEndsInTheDeadLetterQueue(t *testing.T) {
 					// The messages that fill it expire: keep it full.
 					keepFull(t, s)
 				}
-				failed := func() int {
-					return len(log.With("a forward failed; the original returns to its queue", "to="+obstructedAddress, o.says))
-				}
 				var m *amqp.Message
-				var before int
 				for try := 1; ; try++ {
-					before = failed()
 					s.Peer(t).SendPlain(address.Queue("orders"), `{"id": 7}`)
 					m = s.Peer(t).Take("orders.dead", 1)[0]
 					if retry.DeadLetterOf(m).Retries == 0 || try == 5 {
@@ -153,7 +148,7 @@ func TestForwardThatIsNeverTakenEndsInTheDeadLetterQueue(t *testing.T) {
 					assert.Equal(t, n, suite.Await(t, attempts, "an attempt"))
 				}
 				assert.Empty(t, attempts)
-				assert.Equal(t, limit+1, failed()-before)
+				assert.NotEmpty(t, log.With("a forward failed; the original returns to its queue", "to="+obstructedAddress, o.says))
 			})
 		}
 	})
@@ -184,9 +179,10 @@ func TestForwardThatIsNeverTakenIsKeptWhereTheQueueWouldDropIt(t *testing.T) {
 		}
 		suite.Publish(t, suite.Publisher[suite.Order](t, conn, address.Queue("orders")), suite.Order{ID: 1})
 		assert.Equal(t, 1, suite.Await(t, attempts, "the first attempt"))
-		// More rounds of patience than the delivery limit has room for.
+		// More rounds of patience than the delivery limit has room for. The first is logged, and after 10 s
+		// how many there were.
 		suite.Poll(t, "the message is kept", func() bool {
-			return len(log.With("a forward failed; the original is kept", "to=/exchanges/retry_exchange/delay.300.orders")) > 4
+			return len(log.With("a forward failed; the original is kept", "to=/exchanges/retry_exchange/delay.300.orders", "more=")) > 0
 		})
 		assert.Empty(t, attempts, "it isn't handled again in between")
 		assert.Empty(t, log.With("the original goes back"))

@@ -17,10 +17,10 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/migrate"
-	"github.com/hopback/hopback/desk"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
+	"github.com/hopback/hopback/operate/desk"
+	"github.com/hopback/hopback/operate/migrate"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/rpc"
 	"github.com/hopback/hopback/schedule"
@@ -41,7 +41,7 @@ func raw(f func(ctx context.Context, text string) error) client.Handler {
 func TestRetriesInEverySituation(t *testing.T) {
 	suite.ForEachSituation(t, func(t *testing.T, m *suite.Team) func(t *testing.T, p *suite.Place) {
 		policies, decorators := map[string]retry.Policy{}, map[string]func(client.Handler) client.Handler{}
-		for name, set := range suite.Strategies(&suite.Site{Broker: &broker.Broker{Version: "4.3"}}) {
+		for name, set := range suite.Strategies(&suite.Site{Broker: &rabbitmq.Broker{Version: "4.3"}}) {
 			if name == "native" && !m.AllNewer() {
 				continue
 			}

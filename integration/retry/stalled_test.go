@@ -83,7 +83,7 @@ func TestAMissingDelayQueueLeavesHealthyMessagesTheirSpeed(t *testing.T) {
 		together := handledIn(all)
 		suite.Report(t, s, "%d healthy messages alone: %v; together with %d that can't be forwarded, with Prefetch 20: %v", len(onlyHealthy), alone, messages/10, together)
 		// Without room for them to wait it is 2 messages a second: hundreds of times as long.
-		assert.Less(t, together, 5*alone+5*time.Second)
+		assert.Less(t, together, 5*alone+suite.LateLimit)
 		suite.Poll(t, "the outage is reported", func() bool { return events(client.EventForwardStalled) == 1 })
 
 		suite.ApplyRetry(t, conn, policy, work)

@@ -188,7 +188,7 @@ func pad(cells []string) []string {
 // A long delay in front doesn't block a short one behind it, with any strategy.
 func TestShortDelayIsNotHeldUpByALongOneWithAnyStrategy(t *testing.T) {
 	suite.ForEachStrategy(t, func(t *testing.T, s *suite.Site, policy retry.Policy) {
-		const long, short = 2 * time.Second, 200 * time.Millisecond
+		const long, short = 8 * time.Second, 200 * time.Millisecond
 		policy.Backoff = retry.Delays(short, long) // so that there are queues for both
 		conn, _ := s.Connect(t)
 		suite.ApplyRetry(t, conn, policy, declare.QuorumQueue{Name: "work", DeliveryLimit: 2})

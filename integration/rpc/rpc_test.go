@@ -145,7 +145,7 @@ func TestAReplyThatCanNotBeSentIsNotRetried(t *testing.T) {
 			_, err := q.Call(suite.Within(t), kind)
 			given, ok := errors.AsType[*rpc.GivenUpError](err)
 			require.True(t, ok, "%s: %v", kind, err)
-			assert.Equal(t, rpc.ReasonUnsendable, given.Reason, kind)
+			assert.Equal(t, client.ReasonUnsendable, given.Reason, kind)
 			suite.Poll(t, "it is dead", func() bool { return suite.Ready(t, conn, "reports.dead") == i+1 })
 			assert.Equal(t, int64(i+1), calls.Load(), kind)
 		}
@@ -155,7 +155,7 @@ func TestAReplyThatCanNotBeSentIsNotRetried(t *testing.T) {
 			return nil
 		}), client.ConsumerConfig{})
 		for range 2 {
-			assert.Equal(t, rpc.ReasonUnsendable, suite.Await(t, reasons, "a dead letter"))
+			assert.Equal(t, client.ReasonUnsendable, suite.Await(t, reasons, "a dead letter"))
 		}
 	})
 }
@@ -174,6 +174,34 @@ func TestCallerLearnsOfADeathWithoutRetries(t *testing.T) {
 			var up *rpc.GivenUpError
 			require.ErrorAs(t, err, &up)
 			assert.Equal(t, reason, up.Reason)
+		}
+	})
+}
+
+// A reply above MaxMessageSize fails its call, and no other. The request isn't repeated: its handler has
+// run.
+func TestAReplyThatIsTooLargeFailsItsCall(t *testing.T) {
+	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+		small, _ := s.Connect(t, func(c *client.Config) { c.MaxMessageSize = 200_000 })
+		conn, _ := s.Connect(t)
+		suite.Apply(t, conn, suite.QueueOf(declare.QuorumQueue{Name: "texts"}))
+		r := suite.Responder(t, conn)
+		var calls atomic.Int32
+		suite.Consume(t, conn, "texts", rpc.Respond(r, func(_ context.Context, n int) (string, error) {
+			calls.Add(1)
+			return strings.Repeat("x", n), nil
+		}), client.ConsumerConfig{})
+		for _, way := range suite.Ways(s) {
+			calls.Store(0)
+			q := suite.Requester[int, string](t, small, address.Queue("texts"), rpc.RequesterConfig{Replies: way})
+			_, err := q.Call(suite.Within(t), 1_000_000)
+			require.ErrorIs(t, err, rpc.ErrUndecodable)
+			assert.ErrorContains(t, err, "MaxMessageSize")
+			assert.False(t, client.SafeToRetry(err))
+			text, err := q.Call(suite.Within(t), 100_000)
+			require.NoError(t, err)
+			assert.Len(t, text, 100_000)
+			assert.EqualValues(t, 2, calls.Load())
 		}
 	})
 }
@@ -676,7 +704,7 @@ func TestReplyGoesToReplyQueuesOnly(t *testing.T) {
 		suite.Poll(t, "the counts", func() bool { return r.Stats().Unclaimed == 5 && r.Stats().Replied == 1 })
 		assert.Zero(t, suite.Ready(t, conn, "payments"))
 		assert.Equal(t, 1, suite.Ready(t, conn, "client.gen-1"))
-		assert.Len(t, log.With("a reply was dropped"), 1, "once a minute")
+		assert.Len(t, log.With("a reply was dropped"), 2, "of five, the first for each reason")
 
 		// A handler that returns the unchanged request would answer itself.
 		all, err := rpc.NewResponder(suite.Within(t), conn, rpc.ResponderConfig{Allow: func(to address.Address) bool { return true }})

@@ -23,6 +23,7 @@ import (
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/middleware/batch"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/stream"
@@ -230,14 +231,14 @@ func TestBrokersEchoFiltersThatTheyIgnore(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), suite.Patience)
 		defer cancel()
 		echoes := func(queue string) (names []string) {
-			raw, err := dedicated.Open(ctx, conn.Internal())
+			raw, err := dedicated.Open(ctx, inside.Of(conn))
 			require.NoError(t, err)
 			defer func() { _ = raw.Close(ctx) }()
 			filter := frames.Map{}
 			for key, value := range map[string]any{"rabbitmq:stream-offset-spec": "first", "x:nobody-knows": "x"} {
 				filter = append(filter, frames.Entry{Key: frames.Symbol(key), Value: frames.Described{Descriptor: frames.Symbol(key), Value: value}})
 			}
-			sub, err := raw.Subscribe(ctx, "/queues/"+queue, filter, 1)
+			sub, err := raw.Subscribe(ctx, "/queues/"+queue, filter, 1, 16<<20)
 			require.NoError(t, err)
 			for _, e := range sub.Filter() {
 				names = append(names, fmt.Sprint(e.Key))
@@ -359,6 +360,63 @@ func TestStreamPositionBehindTheEnd(t *testing.T) {
 		behind, ok := errors.AsType[*stream.PositionError](streamError(t, conn, "log", noop, cfg))
 		require.True(t, ok)
 		assert.Equal(t, stream.PositionError{Stream: "log", Consumer: "c", Position: 7, End: 6}, *behind)
+	})
+}
+
+// A stream is deleted, declared again, and grows past the position. Each store notices, at the start and
+// while a consumer runs, and nothing is skipped.
+func TestAPositionBelongsToOneStream(t *testing.T) {
+	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+		direct, _ := s.Connect(t)
+		again := func(n int) {
+			t.Helper()
+			_, err := declare.DeleteQueue(t.Context(), direct.Management(), "log")
+			require.NoError(t, err)
+			suite.StreamOf(t, direct, "log", n)
+		}
+		for name, store := range map[string]stream.OffsetStore{"memory": &stream.MemoryStore{}, "file": &stream.FileStore{Dir: t.TempDir()}} {
+			again(54)
+			cfg := stream.Config{Consumer: "c", Offsets: store}
+			r := readStream(t, direct, "log", cfg)
+			assert.Equal(t, span(0, 54), r.Until(53))
+			require.NoError(t, r.Stop())
+			suite.FillStream(t, direct, "log", 54, 60)
+			r = readStream(t, direct, "log", cfg)
+			assert.Equal(t, span(54, 60), r.Until(59), "the same stream")
+			require.NoError(t, r.Stop())
+
+			again(105)
+			other, ok := errors.AsType[*stream.PositionError](streamError(t, direct, "log", noop, cfg))
+			require.True(t, ok, name)
+			assert.Equal(t, stream.PositionError{Stream: "log", Consumer: "c", Position: 60, End: 105, Replaced: true}, *other)
+			next, found, err := store.Load(t.Context(), "c", "log")
+			require.NoError(t, err)
+			assert.True(t, found)
+			assert.Equal(t, uint64(60), next, "the position is kept")
+		}
+
+		// A consumer that has no connection at that time.
+		again(10)
+		wire, url := s.Through(t)
+		conn, _ := suite.ConnectTo(t, url, suite.Soon)
+		got, ended := make(chan int, 1000), make(chan error, 1)
+		go func() {
+			ended <- stream.Consume(t.Context(), conn, "log", client.JSON(func(_ context.Context, n int) error {
+				got <- n
+				return nil
+			}), stream.Config{})
+		}()
+		for n := range 10 {
+			assert.Equal(t, n, suite.Await(t, got, "a message"))
+		}
+		wire.Refuse()
+		wire.Cut()
+		again(20)
+		require.NoError(t, wire.Admit())
+		other, ok := errors.AsType[*stream.PositionError](suite.Await(t, ended, "the end"))
+		require.True(t, ok)
+		assert.True(t, other.Replaced)
+		assert.Empty(t, got)
 	})
 }
 
@@ -604,5 +662,24 @@ func TestStreamConsumerIsObserved(t *testing.T) {
 		suite.Poll(t, "it is up again", func() bool { all := conn.Stats().Consumers; return len(all) == 1 && all[0].Up && all[0].Err == nil })
 		require.NoError(t, r.Stop())
 		assert.Empty(t, conn.Stats().Consumers)
+	})
+}
+
+// A publisher can write the annotation in which RabbitMQ reports a message's offset. RabbitMQ
+// overwrites it, so no message is skipped for it.
+func TestAForgedOffsetSkipsNothing(t *testing.T) {
+	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+		conn, _ := s.Connect(t)
+		forged := []any{int64(0), int64(1), int64(1000), uint64(1000), "first", int64(-1), true}
+		suite.StreamOf(t, conn, "log", 3*len(forged), func(n int, m *client.Message) {
+			if n%3 == 1 {
+				m.Annotations = map[any]any{"x-stream-offset": forged[n/3]}
+			}
+		})
+		for _, first := range []int{0, 10} {
+			r := readStream(t, conn, "log", stream.Config{From: stream.At(uint64(first))})
+			assert.Equal(t, span(first, 3*len(forged)), r.Until(3*len(forged)-1))
+			require.NoError(t, r.Stop())
+		}
 	})
 }

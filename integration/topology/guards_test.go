@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/retry"
 )
@@ -355,9 +355,9 @@ func TestDelayQueueRedeclaredUnderARunningWorkerIsNoticed(t *testing.T) {
 // and retries go on when the topology is whole again.
 func TestDeadLetterWithoutItsDelayQueueIsToldApart(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
-		for name, remove := range map[string]string{
-			"queue":   "/queues/%s/hold_2s",
-			"binding": "/bindings/%s/e/dead_letter_exchange/q/hold_2s/",
+		for name, remove := range map[string][]string{
+			"queue":   {"/queues/%s/hold_2s"},
+			"binding": {"/bindings/%s/e/dead_letter_exchange/q/hold_2s/", "/bindings/%s/e/dead_letter_exchange.sort/q/hold_2s/"},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -376,16 +376,18 @@ func TestDeadLetterWithoutItsDelayQueueIsToldApart(t *testing.T) {
 					return errors.New("not yet")
 				})), client.ConsumerConfig{})
 				suite.AwaitConsumers(t, conn, "orders", 1)
-				path := strings.ReplaceAll(remove, "%s", s.VHost)
-				if name == "binding" {
-					var bindings []struct {
-						Key string `json:"properties_key"`
+				for _, path := range remove {
+					path = strings.ReplaceAll(path, "%s", s.VHost)
+					if name == "binding" {
+						var bindings []struct {
+							Key string `json:"properties_key"`
+						}
+						s.HTTP(t, http.MethodGet, strings.TrimSuffix(path, "/"), nil, &bindings)
+						require.Len(t, bindings, 1)
+						path += url.PathEscape(bindings[0].Key)
 					}
-					s.HTTP(t, http.MethodGet, strings.TrimSuffix(path, "/"), nil, &bindings)
-					require.Len(t, bindings, 1)
-					path += url.PathEscape(bindings[0].Key)
+					unmake(t, s, path)
 				}
-				unmake(t, s, path)
 				p := suite.Publisher[suite.Order](t, conn, address.Queue("orders"))
 				suite.Publish(t, p, suite.Order{ID: 1})
 				m := s.Peer(t).Take("orders.dead", 1)[0]
@@ -435,7 +437,7 @@ func TestFullDeadLetterQueueIsTold(t *testing.T) {
 				s.HTTP(t, http.MethodPut, "/policies/"+s.VHost+"/small", map[string]any{
 					"pattern": `^orders\.dead$`, "apply-to": "queues", "definition": map[string]any{"max-length": 50, "overflow": "reject-publish"},
 				}, nil)
-				v, err := suite.Verified(t.Context(), audit.Sources{HTTP: s.API(t)}, topology)
+				v, err := suite.Verified(t.Context(), check.Sources{HTTP: s.API(t)}, topology)
 				require.NoError(t, err)
 				require.Len(t, v.Findings, 1, "%s", v)
 				assert.Equal(t, "max-length", v.Findings[0].Rule)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
 )
 
@@ -318,7 +318,7 @@ func (w trial) run(kind string, p precedence) {
 	maps.Copy(args, p.with)
 	w.Policy(w.T, "policies", w.queue, definition)
 	w.Site.DeclareQueue(w.T, w.queue, args)
-	snapshot, err := audit.Read(w.Context(), audit.Sources{HTTP: w.API(w.T)}, declare.Topology{})
+	snapshot, err := check.Read(w.Context(), check.Sources{HTTP: w.API(w.T)}, declare.Topology{})
 	require.NoError(w, err)
 	for _, q := range snapshot.Queues {
 		if q.Name == w.queue {
@@ -365,7 +365,7 @@ func TestWhichOfTwoPoliciesCounts(t *testing.T) {
 				want[name] = map[string]any{key: v.want, "dead-letter-exchange": "theirs"}
 			}
 		}
-		snapshot, err := audit.Read(t.Context(), audit.Sources{HTTP: s.API(t)}, declare.Topology{})
+		snapshot, err := check.Read(t.Context(), check.Sources{HTTP: s.API(t)}, declare.Topology{})
 		require.NoError(t, err)
 		for _, q := range snapshot.Queues {
 			effective := snapshot.Effective(q)

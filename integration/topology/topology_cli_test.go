@@ -1,6 +1,7 @@
 package topology_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,11 +23,11 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/declare/migrate"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/broker"
-	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/integration/proxy"
+	"github.com/hopback/hopback/integration/rabbitmq"
+	"github.com/hopback/hopback/operate/migrate"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -47,7 +48,7 @@ func as(t *testing.T, s *suite.Site, amqpURL string) suite.Shell {
 // things are all queues, exchanges and bindings of the virtual host.
 func things(t *testing.T, s *suite.Site) []string {
 	t.Helper()
-	snapshot, err := audit.Read(t.Context(), audit.Sources{HTTP: s.API(t)}, declare.Topology{})
+	snapshot, err := check.Read(t.Context(), check.Sources{HTTP: s.API(t)}, declare.Topology{})
 	require.NoError(t, err)
 	var list []string
 	for _, q := range snapshot.Queues {
@@ -79,7 +80,7 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		assert.Contains(t, hopback.Run(suite.ExitDone, "apply", file).Stdout, `created   binding "shop" to queue "orders", key "order.*"`)
 		assert.NotContains(t, hopback.Run(suite.ExitDone, "apply", file).Stdout, "created")
 		assert.Contains(t, hopback.Run(suite.ExitDone, "plan", "--exit-code", file).Stdout, "Nothing to do")
-		assert.Contains(t, hopback.Run(suite.ExitDone, "verify", file).Stdout, "0 errors, 0 warnings; 34 rules checked, 0 skipped.")
+		assert.Contains(t, hopback.Run(suite.ExitDone, "verify", file).Stdout, "0 errors, 0 warnings; 37 rules checked, 0 skipped.")
 		hopback.Run(suite.ExitDone, "verify") // the whole virtual host
 
 		// By hand: an argument that differs, and a binding that is gone.
@@ -93,9 +94,9 @@ func TestCommandPlansAppliesAndVerifies(t *testing.T) {
 		refused := hopback.Run(suite.ExitNo, "apply", file)
 		assert.Contains(t, refused.Stderr, "nothing was done")
 		assert.Equal(t, have, things(t, s), "nothing is half done")
-		var v audit.Verification
+		var v check.Verification
 		require.NoError(t, json.Unmarshal([]byte(hopback.Run(suite.ExitNo, "verify", "--json", file).Stdout), &v))
-		assert.Contains(t, v.Findings, audit.Finding{
+		assert.Contains(t, v.Findings, check.Finding{
 			Rule: "different", Severity: "error", Resource: declare.Resource{Kind: "queue", Name: "orders"}, Argument: "x-delivery-limit",
 			Problem: `x-delivery-limit is "7", and should be "5"`, Remedy: "run plan, which lists the remedies",
 		})
@@ -206,7 +207,7 @@ func TestCommandVerifiesOneTeamsFile(t *testing.T) {
 			assert.Contains(t, r.Stdout, `left over: queue "`+queue+`" isn't in the topology`)
 		}
 		assert.Equal(t, 2, strings.Count(r.Stdout, "left over"), r.Stdout)
-		var v audit.Verification
+		var v check.Verification
 		require.NoError(t, json.Unmarshal([]byte(hopback.Run(suite.ExitDone, "verify", "--json", fewer).Stdout), &v))
 		assert.Len(t, v.Leftovers, 2)
 		assert.Len(t, v.Elsewhere, 2)
@@ -272,7 +273,7 @@ func TestCommandExportsAndImports(t *testing.T) {
 // the virtual host.
 func TestCommandNoticesAnotherBrokersAPI(t *testing.T) {
 	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
-		i := slices.IndexFunc(suite.Neighbours(s), func(b *broker.Broker) bool { return b.Version != s.Version })
+		i := slices.IndexFunc(suite.Neighbours(s), func(b *rabbitmq.Broker) bool { return b.Version != s.Version })
 		if i < 0 {
 			t.Skip("it needs two brokers, and -brokers names one series")
 		}
@@ -300,6 +301,11 @@ func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
 		hopback.Run(suite.ExitDone, "apply", mine)
 		hopback.Run(suite.ExitDone, "apply", theirs)
 		have := things(t, s)
+		dry := hopback.Run(suite.ExitNo, "delete", "--dry-run", mine)
+		assert.Contains(t, dry.Stdout, "- queue \"orders\": 0 messages, 0 consumers\n")
+		assert.Contains(t, dry.Stdout, `! exchange "requeue_exchange": in use: it routes to a resource outside the topology: "requeue_exchange" to queue "invoices"`)
+		assert.Contains(t, dry.Stdout, " 0 unknown, 0 absent. Nothing was deleted.")
+		assert.Equal(t, have, things(t, s))
 		r := hopback.Run(suite.ExitNo, "delete", mine)
 		assert.Contains(t, r.Stderr, `delete exchange "requeue_exchange": in use: it routes to a resource outside the topology: "requeue_exchange" to queue "invoices"`)
 		assert.Contains(t, r.Stderr, `queue "invoices" outside the topology dead-letters to it`)
@@ -310,10 +316,12 @@ func TestCommandDeletesOnlyWhatNobodyNeeds(t *testing.T) {
 		own := suite.YAML(t, "queues: {orders: {dead-letter: drop}, orders.dead: {dead-letter: drop}}\nexchanges: {shop: }\nbindings: [{source: requeue_exchange, queue: orders, key: '*.*.orders'}, {source: return_exchange, queue: orders, key: orders}, {source: given_up_exchange, queue: orders.dead, key: orders}]")
 		conn, _ := s.Connect(t)
 		suite.Publish(t, suite.Publisher[int](t, conn, address.Queue("orders")), 1)
+		assert.Contains(t, hopback.Run(suite.ExitNo, "delete", "--dry-run", own).Stdout, "- queue \"orders\": 1 message, 0 consumers\n")
 		assert.Contains(t, hopback.Run(suite.ExitNo, "delete", own).Stderr, `queue "orders": in use: it contains 1 ready message; drain or purge the queue first`)
 		assert.Equal(t, have, things(t, s))
 		_, err := declare.Purge(t.Context(), conn.Management(), "orders")
 		require.NoError(t, err)
+		assert.NotContains(t, hopback.Run(suite.ExitDone, "delete", "--dry-run", own).Stdout, "!")
 		hopback.Run(suite.ExitDone, "delete", own)
 		hopback.Run(suite.ExitDone, "verify", theirs)
 		hopback.Run(suite.ExitDone, "delete", "--force", theirs)
@@ -403,9 +411,9 @@ func TestCommandInterrupted(t *testing.T) {
 	})
 }
 
-// The walk in README.md, from an empty broker to a verified topology, is run as
-// written, by a shell and the built command: each line says behind its # how its
-// output ends.
+// The walk in README.md, from its program to a verified topology, is run as
+// written, by a shell and the built command, on the broker that the program has used: each line says behind
+// its # how its output ends.
 func TestWalkInREADME(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)
@@ -424,6 +432,20 @@ func TestWalkInREADME(t *testing.T) {
 		require.NoError(t, err)
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "topology.yaml"), []byte(topology), 0o600))
+		program := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(dir, "first"), "../../examples/first")
+		out, err := program.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		program = exec.CommandContext(t.Context(), filepath.Join(dir, "first"))
+		program.Env = append(os.Environ(), "HOPBACK_URL="+s.AMQPURL())
+		log, err := program.StderrPipe()
+		require.NoError(t, err)
+		require.NoError(t, program.Start())
+		for lines := bufio.NewScanner(log); lines.Scan(); {
+			if strings.HasSuffix(lines.Text(), "charged o-1") {
+				require.NoError(t, program.Process.Signal(os.Interrupt))
+			}
+		}
+		require.NoError(t, program.Wait())
 		lines := 0
 		for line := range strings.Lines(commands) {
 			_, says, found := strings.Cut(strings.TrimSpace(line), " # ")

@@ -11,8 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/audit"
 )
 
 // An operator imports the file that a team exported, and the virtual host is as if
@@ -37,9 +38,9 @@ func TestExportedDefinitionsImportedOverHTTPVerifyClean(t *testing.T) {
 		assert.Equal(t, len(topology.Queues), report.Count("existed"))
 
 		// What is live exports as the same bytes.
-		live, err := audit.Read(t.Context(), s.Sources(t, conn), declare.Topology{})
+		live, err := check.Read(t.Context(), s.Sources(t, conn), declare.Topology{})
 		require.NoError(t, err)
-		assert.Equal(t, string(file), string(live.Definitions().Encode()))
+		assert.Equal(t, string(file), string(audit.DefinitionsOf(live).Encode()))
 
 		// Wiped, and imported from the file alone.
 		_, err = declare.Delete(t.Context(), conn.Management(), topology)
@@ -75,8 +76,8 @@ func TestTheBrokersOwnDefinitionsAreImported(t *testing.T) {
 			require.NoError(t, err)
 			got, err := d.Topology(s.VHost)
 			require.NoError(t, err)
-			assert.Empty(t, audit.Check(audit.FromTopology(got), topology).Findings)
-			v := audit.Check(d.Snapshot(s.VHost), topology)
+			assert.Empty(t, check.Verify(check.FromTopology(got), topology).Findings)
+			v := check.Verify(d.Snapshot(s.VHost), topology)
 			assert.Empty(t, v.Findings, "%s", v)
 			assert.Len(t, v.Skipped, 4, "nodes and counts can't be told: %s", v)
 			require.Len(t, d.Snapshot(s.VHost).Policies, 1)
@@ -123,7 +124,7 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 		topology, err := d.Topology(s.VHost)
 		require.NoError(t, err)
 		found := func() map[string]string {
-			v, err := suite.Verified(t.Context(), audit.Sources{HTTP: s.API(t)}, topology)
+			v, err := suite.Verified(t.Context(), check.Sources{HTTP: s.API(t)}, topology)
 			require.NoError(t, err)
 			list := map[string]string{}
 			for _, f := range v.Findings {
@@ -153,7 +154,7 @@ func TestTheCookbooksDefinitionsVerifyWithFindings(t *testing.T) {
 // recipe is the published recipe, for another virtual host.
 func recipe(t *testing.T, vhost string) audit.Definitions {
 	t.Helper()
-	text, err := os.ReadFile("../../declare/audit/testdata/cookbook.json")
+	text, err := os.ReadFile("../../operate/audit/testdata/cookbook.json")
 	require.NoError(t, err)
 	text = bytes.ReplaceAll(text, []byte(`"vhost": "/"`), []byte(`"vhost": "`+vhost+`"`))
 	d, err := audit.ParseDefinitions(bytes.Replace(text, []byte(`{ "name": "/" }`), []byte(`{ "name": "`+vhost+`" }`), 1))

@@ -16,9 +16,10 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/declare/migrate"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/audit"
+	"github.com/hopback/hopback/operate/migrate"
 )
 
 // A queue is moved with 10,000 messages in it, while publishers go on and consumers
@@ -162,7 +163,7 @@ func TestMigrateCanBeRunAgain(t *testing.T) {
 		require.NoError(t, err)
 		assert.True(t, report.Deleted)
 		assert.GreaterOrEqual(t, suite.Ready(t, conn, "new"), 100)
-		v, err := audit.Read(t.Context(), s.Sources(t, conn), declare.Topology{})
+		v, err := check.Read(t.Context(), s.Sources(t, conn), declare.Topology{})
 		require.NoError(t, err)
 		require.Len(t, v.Bindings, 2)
 		assert.Equal(t, "new", v.Bindings[0].Queue)
@@ -177,7 +178,7 @@ func TestMigrateCanBeRunAgain(t *testing.T) {
 // oldBindings are those of the queue that is moved.
 func oldBindings(t *testing.T, s *suite.Site) []declare.Binding {
 	t.Helper()
-	snapshot, err := audit.Read(t.Context(), audit.Sources{HTTP: s.API(t)}, declare.Topology{})
+	snapshot, err := check.Read(t.Context(), check.Sources{HTTP: s.API(t)}, declare.Topology{})
 	require.NoError(t, err)
 	return slices.DeleteFunc(snapshot.Bindings, func(b declare.Binding) bool { return b.Queue != "orders" })
 }
@@ -207,7 +208,7 @@ func TestDeleteOnlyWhatIsEmptyAndUnused(t *testing.T) {
 
 		stop := suite.Consume(t, conn, "orders", client.JSON(func(context.Context, int) error { return nil }), client.ConsumerConfig{})
 		suite.AwaitConsumers(t, conn, "orders", 1)
-		_, err = audit.DeleteQueueIf(t.Context(), audit.Sources{AMQP: conn.Management()}, "orders", audit.DeleteCondition{Empty: true, Unused: true})
+		_, err = audit.DeleteQueueIf(t.Context(), check.Sources{AMQP: conn.Management()}, "orders", audit.DeleteCondition{Empty: true, Unused: true})
 		require.ErrorIs(t, err, declare.ErrInUse)
 		assert.ErrorContains(t, err, "it has 1 consumer;")
 		require.NoError(t, stop())
@@ -222,7 +223,7 @@ func TestDeleteOnlyWhatIsEmptyAndUnused(t *testing.T) {
 		})
 		_, err = audit.DeleteQueueIf(t.Context(), src, "orders", audit.DeleteCondition{Empty: true, Unused: true})
 		require.NoError(t, err, "what isn't there is no error")
-		_, err = audit.DeleteUnused(t.Context(), audit.Sources{AMQP: conn.Management()}, shop)
+		_, err = audit.DeleteUnused(t.Context(), check.Sources{AMQP: conn.Management()}, shop)
 		require.ErrorContains(t, err, "HTTP API")
 	})
 }

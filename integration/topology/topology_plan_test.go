@@ -17,8 +17,9 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/audit"
 )
 
 // Plan, apply, plan again: everything is created, then there is nothing to do.
@@ -35,7 +36,7 @@ func TestPlanThenApplyThenNothingToDo(t *testing.T) {
 		assert.True(t, after.Nothing(), "%s", after)
 
 		// Over AMQP alone all but the exchanges can be told.
-		blind := plan(t, audit.Sources{AMQP: conn.Management()}, topology)
+		blind := plan(t, check.Sources{AMQP: conn.Management()}, topology)
 		assert.Equal(t, len(topology.Exchanges), blind.Count("unknown"))
 		assert.Equal(t, len(blind.Changes)-len(topology.Exchanges), blind.Count("keep"), "%s", blind)
 		assert.Contains(t, blind.String(), `? exchange "shop"`+"\n      it is unknown whether it exists: AMQP can't list")
@@ -79,7 +80,7 @@ func TestPlanShowsExactlyWhatWasChangedByHand(t *testing.T) {
 -     x-delivery-limit: "5" (string)
 +     x-delivery-limit: "5" (integer)
       remedy: declare it as it exists
-      remedy: declare it under a new name and move the messages, as package declare/migrate does
+      remedy: declare it under a new name and move the messages, as package operate/migrate does
       remedy: delete it once it is empty and unused, and run this again
 + binding "requeue_exchange" to queue "orders", key "*.*.orders"
 + binding "return_exchange" to queue "orders", key "orders"
@@ -88,7 +89,7 @@ func TestPlanShowsExactlyWhatWasChangedByHand(t *testing.T) {
 `, text.String()[:strings.LastIndex(strings.TrimSpace(text.String()), "\n")+1])
 
 		// Over AMQP alone the queue is reported in the same way.
-		amqp := plan(t, audit.Sources{AMQP: conn.Management()}, topology)
+		amqp := plan(t, check.Sources{AMQP: conn.Management()}, topology)
 		assert.Equal(t, 1, amqp.Count("refuse"), "%s", amqp)
 
 		// Apply says no, in the same words.
@@ -163,7 +164,7 @@ func TestEveryQueueTypeAndArgumentComesBackAsDeclared(t *testing.T) {
 			Bindings: []declare.Binding{{Source: "random", Queue: "classic"}, {Source: "amq.topic", Exchange: "alternate", Key: "k", Arguments: map[string]any{"x-note": "n"}}},
 		}
 		suite.Apply(t, conn, topology)
-		for name, src := range map[string]audit.Sources{"HTTP": {HTTP: s.API(t)}, "AMQP": {AMQP: conn.Management()}} {
+		for name, src := range map[string]check.Sources{"HTTP": {HTTP: s.API(t)}, "AMQP": {AMQP: conn.Management()}} {
 			d := plan(t, src, topology)
 			assert.Zero(t, d.Count("create")+d.Count("refuse"), "%s: %s", name, d)
 		}
@@ -255,24 +256,24 @@ func TestPlanAndApplyWithoutPermission(t *testing.T) {
 		assert.Equal(t, len(d.Changes), d.Count("create"), "nothing is there: %s", d)
 
 		suite.Apply(t, owner, topology)
-		d = plan(t, audit.Sources{AMQP: reading.Management()}, topology)
+		d = plan(t, check.Sources{AMQP: reading.Management()}, topology)
 		assert.Zero(t, d.Count("create")+d.Count("refuse"), "%s", d)
 		assert.Equal(t, len(topology.Queues), countKept(d, "queue"))
 		if s.Newer() {
 			// To list a queue's bindings takes the permission to write to it.
 			assert.Zero(t, countKept(d, "binding"))
 			assert.Contains(t, d.String(), "write access to queue 'orders'")
-			v, err := suite.Verified(ctx, audit.Sources{AMQP: reading.Management()}, topology)
+			v, err := suite.Verified(ctx, check.Sources{AMQP: reading.Management()}, topology)
 			require.NoError(t, err)
 			require.Len(t, v.Findings, len(topology.Bindings), "%s", v)
 			assert.Equal(t, "unseen", v.Findings[0].Rule)
-			_, err = planned(ctx, audit.Sources{AMQP: none.Management()}, topology)
+			_, err = planned(ctx, check.Sources{AMQP: none.Management()}, topology)
 			require.ErrorContains(t, err, "has no permission to read any resource")
 			assert.ErrorContains(t, err, "refused for user")
 		} else {
 			// 4.0 asks for no permission at all.
 			assert.Equal(t, len(topology.Bindings), countKept(d, "binding"))
-			d = plan(t, audit.Sources{AMQP: none.Management()}, topology)
+			d = plan(t, check.Sources{AMQP: none.Management()}, topology)
 			assert.Zero(t, d.Count("create")+d.Count("refuse"), "%s", d)
 		}
 	})
@@ -297,16 +298,16 @@ func TestPlanWithoutTheHTTPAPI(t *testing.T) {
 		suite.Apply(t, conn, topology)
 		off := s.API(t, func(u *url.URL) { u.Host = "127.0.0.1:1" })
 		wrong := s.API(t, func(u *url.URL) { u.User = url.UserPassword("guest", "not-the-password") })
-		for reader, says := range map[audit.Reader]string{off: "check that the management plugin is enabled", wrong: "status 401"} {
-			d := plan(t, audit.Sources{AMQP: conn.Management(), HTTP: reader}, topology)
+		for reader, says := range map[check.Reader]string{off: "check that the management plugin is enabled", wrong: "status 401"} {
+			d := plan(t, check.Sources{AMQP: conn.Management(), HTTP: reader}, topology)
 			assert.Equal(t, len(topology.Exchanges), d.Count("unknown"))
 			assert.Contains(t, d.String(), says)
-			_, err := planned(t.Context(), audit.Sources{HTTP: reader}, topology)
+			_, err := planned(t.Context(), check.Sources{HTTP: reader}, topology)
 			require.ErrorContains(t, err, says)
 			assert.NotContains(t, err.Error(), "not-the-password")
 		}
 		missing := &suite.Site{Broker: s.Broker, VHost: "no-such-vhost"}
-		_, err := planned(t.Context(), audit.Sources{HTTP: missing.API(t)}, topology)
+		_, err := planned(t.Context(), check.Sources{HTTP: missing.API(t)}, topology)
 		require.ErrorIs(t, err, declare.ErrNotFound)
 		assert.ErrorContains(t, err, `the virtual host "no-such-vhost" doesn't exist`)
 	})
@@ -322,8 +323,8 @@ func TestPlacementTagsNeedRabbitMQ44(t *testing.T) {
 			Queues:    []declare.Queue{declare.QuorumQueue{Name: "orders", DeliveryLimit: declare.Unlimited, DeadLetter: declare.Drop(), PlacementTag: "zone"}},
 		}
 		report, err := declare.Apply(t.Context(), conn.Management(), topology)
-		verify := func() audit.Verification {
-			v, err := suite.Verified(t.Context(), audit.Sources{HTTP: s.API(t)}, topology)
+		verify := func() check.Verification {
+			v, err := suite.Verified(t.Context(), check.Sources{HTTP: s.API(t)}, topology)
 			require.NoError(t, err)
 			return v
 		}

@@ -10,8 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/audit"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -40,7 +41,7 @@ func shopTopology(t *testing.T) declare.Topology {
 }
 
 // plan plans, and wants it to work.
-func plan(t *testing.T, src audit.Sources, topology declare.Topology) audit.Diff {
+func plan(t *testing.T, src check.Sources, topology declare.Topology) audit.Diff {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), suite.Patience)
 	defer cancel()
@@ -50,8 +51,8 @@ func plan(t *testing.T, src audit.Sources, topology declare.Topology) audit.Diff
 }
 
 // planned is what Apply would do to the live broker.
-func planned(ctx context.Context, src audit.Sources, topology declare.Topology) (audit.Diff, error) {
-	s, err := audit.Read(ctx, src, topology)
+func planned(ctx context.Context, src check.Sources, topology declare.Topology) (audit.Diff, error) {
+	s, err := check.Read(ctx, src, topology)
 	if err != nil {
 		return audit.Diff{}, err
 	}

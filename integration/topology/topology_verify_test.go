@@ -17,8 +17,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/integration/internal/suite"
+	"github.com/hopback/hopback/operate/audit"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -44,7 +45,7 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 		assert.True(t, v.Clean(), "%s", v)
 
 		// Over AMQP alone nothing is found either, and it says what it didn't see.
-		v, err = suite.Verified(t.Context(), audit.Sources{AMQP: conn.Management()}, all)
+		v, err = suite.Verified(t.Context(), check.Sources{AMQP: conn.Management()}, all)
 		require.NoError(t, err)
 		assert.Empty(t, v.Findings)
 		assert.NotEmpty(t, v.Skipped)
@@ -56,7 +57,7 @@ func TestVerifyFindsNothingInOurOwnTopology(t *testing.T) {
 		t.Cleanup(func() { s.HTTP(t, http.MethodDelete, "/users/"+s.VHost+"-look", nil, nil) })
 		s.HTTP(t, http.MethodPut, "/permissions/"+s.VHost+"/"+s.VHost+"-look", map[string]string{"configure": "^$", "write": "^$", "read": ".*"}, nil)
 		peeking := s.API(t, func(u *url.URL) { u.User = url.UserPassword(s.VHost+"-look", "look") })
-		v, err = suite.Verified(t.Context(), audit.Sources{HTTP: peeking}, all)
+		v, err = suite.Verified(t.Context(), check.Sources{HTTP: peeking}, all)
 		require.NoError(t, err)
 		assert.Empty(t, v.Findings, "%s", v)
 		assert.NotEmpty(t, v.Skipped)
@@ -281,7 +282,21 @@ var faults = map[string]struct {
 	},
 	"comes back twice": {
 		plant: func(t *testing.T, s *suite.Site) { s.Bind(t, "requeue_exchange", "parking_queue", "#") },
-		finds: map[string]string{`queue "delay_1s"`: "several-ways-back", `queue "delay_2s"`: "several-ways-back"},
+		finds: map[string]string{`queue "delay_1s"`: "several-ways-back", `queue "delay_2s"`: "several-ways-back", `exchange "requeue_exchange"`: "foreign-binding"},
+	},
+	"audit queue where dead letters are sorted": {
+		plant: func(t *testing.T, s *suite.Site) {
+			s.DeclareQueue(t, "audit", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": -1})
+			s.Bind(t, "dead_letter_exchange.sort", "audit", "")
+		},
+		finds: map[string]string{`exchange "dead_letter_exchange.sort"`: "foreign-binding"},
+	},
+	"audit queue that only gets copies": {
+		plant: func(t *testing.T, s *suite.Site) {
+			s.DeclareQueue(t, "audit", map[string]any{"x-queue-type": "quorum", "x-delivery-limit": -1})
+			s.Bind(t, "dead_letter_exchange", "audit", "")
+		},
+		finds: map[string]string{},
 	},
 	"two ladders on one": {
 		plant: func(t *testing.T, s *suite.Site) {
@@ -339,10 +354,10 @@ var faults = map[string]struct {
 }
 
 // Every rule has a fault that shows it at work; the others need a cluster, or a user
-// who may not look.
+// who may not look, or are about definitions files alone: see TestDoctorNamesWhatDoesHarm.
 func TestEveryRuleHasAPlantedFault(t *testing.T) {
 	t.Parallel()
-	planted := map[string]bool{"delayed-drop-head": true, "modulus-hash-binding": true, "exchange-type": true, "replicas": true, "replicas-down": true, "broker-version": true, "unseen": true}
+	planted := map[string]bool{"delayed-drop-head": true, "modulus-hash-binding": true, "exchange-type": true, "replicas": true, "replicas-down": true, "broker-version": true, "unseen": true, "policy-pattern": true, "impossible-queue": true}
 	for _, fault := range faults {
 		for _, rules := range fault.finds {
 			for rule := range strings.SplitSeq(rules, " ") {
@@ -366,8 +381,8 @@ func TestModulusHashExchangesArePlannedAppliedAndVerified(t *testing.T) {
 			topology.Bindings = append(topology.Bindings, declare.Binding{Source: "group", Queue: name})
 		}
 		conn, _ := s.Connect(t)
-		verify := func() audit.Verification {
-			v, err := suite.Verified(t.Context(), audit.Sources{HTTP: s.API(t)}, topology)
+		verify := func() check.Verification {
+			v, err := suite.Verified(t.Context(), check.Sources{HTTP: s.API(t)}, topology)
 			require.NoError(t, err)
 			return v
 		}
@@ -414,23 +429,24 @@ func TestPublishersForLaterHangAQueueThatDropsItsHead(t *testing.T) {
 				later := func(m *client.Message) {
 					m.Annotations = amqp.Annotations{"x-opt-delivery-time": time.Now().Add(time.Hour)}
 				}
-				for i := range 3 {
-					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-					err = p.Publish(ctx, "later", later)
-					cancel()
-					if i < 2 {
-						require.NoError(t, err)
-					}
+				for range 2 {
+					require.NoError(t, p.Publish(suite.Within(t), "later", later))
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-				defer cancel()
-				err = p.Publish(ctx, "now")
 				if hangs {
+					for _, edit := range []func(*client.Message){later, func(*client.Message) {}} {
+						ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+						err = p.Publish(ctx, "more", edit)
+						cancel()
+					}
 					assert.ErrorIs(t, err, context.DeadlineExceeded)
 				} else {
-					assert.ErrorIs(t, err, client.ErrRefused)
+					// A quorum queue refuses once it holds more than its limit.
+					if err := p.Publish(suite.Within(t), "later", later); err != nil {
+						assert.ErrorIs(t, err, client.ErrRefused)
+					}
+					assert.ErrorIs(t, p.Publish(suite.Within(t), "now"), client.ErrRefused)
 				}
-				v, err := suite.Verified(t.Context(), audit.Sources{HTTP: s.API(t)}, declare.Topology{})
+				v, err := suite.Verified(t.Context(), check.Sources{HTTP: s.API(t)}, declare.Topology{})
 				require.NoError(t, err)
 				found := ""
 				for _, f := range v.Findings {
@@ -479,8 +495,8 @@ func TestVerifyFindsPlantedFaults(t *testing.T) {
 }
 
 // rulesFound verifies a topology, and returns the rules of the findings for each resource.
-func rulesFound(t *testing.T, s *suite.Site, topology declare.Topology) (audit.Verification, map[string]string) {
-	v, err := suite.Verified(t.Context(), audit.Sources{HTTP: s.API(t)}, topology)
+func rulesFound(t *testing.T, s *suite.Site, topology declare.Topology) (check.Verification, map[string]string) {
+	v, err := suite.Verified(t.Context(), check.Sources{HTTP: s.API(t)}, topology)
 	require.NoError(t, err)
 	all := map[string][]string{}
 	for _, f := range v.Findings {

@@ -55,21 +55,25 @@ const (
 	writeLimit     = 30 * time.Second
 	// maxChallenges bounds SASL's dialog.
 	maxChallenges = 8
+	// minFrame is the size of frames that each peer has to accept, by AMQP 1.0, part 2.7.1.
+	minFrame = 512
 	// maxPeerFrame is the maximum size of sent frames, even if the peer allows more.
 	maxPeerFrame = 1 << 20
 )
 
 // Conn is a connection. Its methods are safe for concurrent use.
 type Conn struct {
-	net     net.Conn
-	in      *frames.Reader
-	idle    time.Duration
-	peer    Peer
-	answers atomic.Uint64 // frames by which the peer answers one of this end's
-	writes  atomic.Uint64 // begins and ends of writes to the network
-	done    chan struct{} // closed when the connection has ended
-	running sync.WaitGroup
-	settled func(n int) // Config.Settled
+	net  net.Conn
+	in   *frames.Reader
+	idle time.Duration
+	// maxFrame is the maximum size of the peer's frames.
+	maxFrame int64
+	peer     Peer
+	answers  atomic.Uint64 // frames by which the peer answers one of this end's
+	writes   atomic.Uint64 // begins and ends of writes to the network
+	done     chan struct{} // closed when the connection has ended
+	running  sync.WaitGroup
+	settled  func(n int) // Config.Settled
 
 	mu      sync.Mutex
 	err     *Error // why it has ended
@@ -108,7 +112,7 @@ func Open(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	}
 	cfg.MaxSessions = min(cfg.MaxSessions, 1<<16)
 	c := &Conn{
-		net: nc, in: frames.NewReader(nc, readSize, int(cfg.MaxFrameSize)), idle: cfg.IdleTimeout, settled: cfg.Settled,
+		net: nc, in: frames.NewReader(nc, readSize, int(cfg.MaxFrameSize)), idle: cfg.IdleTimeout, maxFrame: int64(cfg.MaxFrameSize), settled: cfg.Settled,
 		done: make(chan struct{}), byPeer: map[uint16]*Session{},
 	}
 	c.out.wake, c.out.flushed = make(chan struct{}, 1), make(chan struct{})
@@ -138,8 +142,9 @@ func (c *Conn) handshake(cfg Config) error {
 	if err := c.login(cfg); err != nil {
 		return err
 	}
+	begun := time.Now()
 	fail := func(err error) error {
-		e := &HandshakeError{Phase: PhaseOpen, Err: err}
+		e := &HandshakeError{Phase: PhaseOpen, Err: err, Waited: time.Since(begun)}
 		if remote, ok := errors.AsType[*frames.Error](err); ok {
 			e.Remote = remote
 		}
@@ -162,9 +167,12 @@ func (c *Conn) handshake(cfg Config) error {
 	}
 	switch b := body.(type) {
 	case *frames.Open:
+		if most := b.MaxFrameSize.Or(maxPeerFrame); most < minFrame {
+			return fail(FrameLimitError(most))
+		}
 		c.peer = Peer{
 			ContainerID:  b.ContainerID,
-			MaxFrameSize: max(min(b.MaxFrameSize.Or(maxPeerFrame), maxPeerFrame), 512),
+			MaxFrameSize: min(b.MaxFrameSize.Or(maxPeerFrame), maxPeerFrame),
 			IdleTimeout:  time.Duration(b.IdleTimeout.Or(0)) * time.Millisecond,
 			Sessions:     int(b.ChannelMax.Or(1<<16-1)) + 1,
 			Capabilities: b.OfferedCapabilities, Properties: b.Properties,
@@ -174,7 +182,7 @@ func (c *Conn) handshake(cfg Config) error {
 		if b.Error != nil {
 			return fail(b.Error)
 		}
-		return fail(errors.New("the peer closed the connection without a reason"))
+		return fail(ErrNoReason)
 	default:
 		return fail(fmt.Errorf("a %T in place of an open", b))
 	}
@@ -203,7 +211,11 @@ func (c *Conn) login(cfg Config) error {
 		return fail(false, fmt.Errorf("a %T in place of SASL's mechanisms", body))
 	}
 	if !slices.Contains(offered.Mechanisms, frames.Symbol(cfg.Mechanism)) {
-		return fail(true, fmt.Errorf("the peer offers %v, and not %s", offered.Mechanisms, cfg.Mechanism))
+		e := &HandshakeError{Phase: PhaseSASL, Refused: true, Err: fmt.Errorf("the peer offers %v, and not %s", offered.Mechanisms, cfg.Mechanism)}
+		for _, m := range offered.Mechanisms {
+			e.Offered = append(e.Offered, string(m))
+		}
+		return e
 	}
 	err = c.send(nil, frames.Frame{Type: frames.TypeSASL, Body: &frames.Init{Mechanism: frames.Symbol(cfg.Mechanism), InitialResponse: cfg.Response, Hostname: cfg.Hostname}})
 	for range maxChallenges {
@@ -319,6 +331,7 @@ func (c *Conn) end(e *Error) {
 	if c.err == nil {
 		c.err = e
 		c.out.kick()
+		c.out.release()
 	}
 	c.mu.Unlock()
 	_ = c.net.Close()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/hopback/hopback/internal/frames"
 )
@@ -61,8 +62,11 @@ func (e *Error) Unwrap() error {
 var (
 	// ErrClosed is the cause if this end has closed the link, the session or the connection.
 	ErrClosed = errors.New("closed")
-	// ErrSilent is the cause if nothing came from the peer for [Config.IdleTimeout].
+	// ErrSilent is the cause if nothing came from the peer for [Config.IdleTimeout]. Package link has other kinds
+	// of silence, which are this error, too: see "Silence" in DESIGN.md.
 	ErrSilent = errors.New("the peer is silent")
+	// ErrNoReason is in a [HandshakeError] if the peer closed the connection without one.
+	ErrNoReason = errors.New("the peer closed the connection without a reason")
 	// ErrTooManySessions is returned by Begin if all channels are in use.
 	ErrTooManySessions = errors.New("all channels of the connection are in use")
 	// ErrTooManyLinks is returned if a session has no free handle.
@@ -84,11 +88,15 @@ const (
 // HandshakeError is why a connection couldn't be opened.
 type HandshakeError struct {
 	Phase Phase
-	// Refused is set if the peer refused the credentials, or offers no such mechanism.
+	// Refused is set if the peer refused the credentials, or offers no such mechanism. In that
+	// case, Offered are those that it does.
 	Refused bool
+	Offered []string
 	// Remote is the error of the peer's close, if it sent one.
 	Remote *frames.Error
 	Err    error
+	// Waited is how long the peer had the open, in PhaseOpen.
+	Waited time.Duration
 }
 
 func (e *HandshakeError) Error() string {
@@ -104,6 +112,14 @@ func (e *HandshakeError) Unwrap() error {
 		return e.Remote
 	}
 	return e.Err
+}
+
+// FrameLimitError is in a [HandshakeError] if the peer accepts only frames that are too small for AMQP 1.0.
+// Its value is their maximum size in bytes.
+type FrameLimitError uint32
+
+func (e FrameLimitError) Error() string {
+	return fmt.Sprintf("the peer accepts frames of at most %d bytes, and AMQP 1.0 needs %d", uint32(e), minFrame)
 }
 
 // violation is a breach of the protocol by the peer, with the condition that this end answers.

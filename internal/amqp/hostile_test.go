@@ -59,7 +59,7 @@ func TestViolations(t *testing.T) {
 			pair(t, Config{}, func(t *testing.T, c *Conn, p *peer) {
 				var ended record
 				manual := v.condition == condWindow
-				s := p.begin(c, SessionConfig{Window: 4, Manual: manual, OnEnd: func(err error) { ended.locked(func() { ended.ends = append(ended.ends, err) }) }})
+				s := p.begin(c, SessionConfig{Window: 4, MaxBytes: map[bool]int64{true: 1}[manual], OnEnd: func(err error) { ended.locked(func() { ended.ends = append(ended.ends, err) }) }})
 				var got record
 				cfg := got.receiver("q")
 				cfg.MaxMessageSize = 10

@@ -11,6 +11,11 @@ import (
 const (
 	// bufferLimit is beyond how many bytes transfers wait for the network. Other frames don't.
 	bufferLimit = 64 << 10
+	// readLimit is beyond how many bytes the reader stops, until the network takes them: a peer
+	// that doesn't read could have any number of answers wait for it. It is more than transfers
+	// and settlements fill, so it never stops for a peer that only is slow. If the peer doesn't
+	// read for writeLimit, the connection ends.
+	readLimit = 2 * maxPeerFrame
 	// bufferKeep is the largest buffer that is used again.
 	bufferKeep = 512 << 10
 	// bufferEnough is so much that the writer doesn't wait for more.
@@ -36,7 +41,7 @@ type output struct {
 	// only the writer writes.
 	try func(b []byte) int
 
-	shrunk chan struct{} // closed when the buffer is empty again; nil: nobody waits
+	shrunk chan struct{} // closed when the buffer is empty again, or the connection has ended; nil: nobody waits
 
 	waiting  []*Sender  // with messages that wait for room in the buffer
 	settling []*Session // with settlements that aren't encoded yet
@@ -201,11 +206,16 @@ func (o *output) take() []byte {
 	}
 	b := o.b
 	o.b, o.spare = o.spare[:0], nil
+	o.release()
+	return b
+}
+
+// release wakes those who wait for room.
+func (o *output) release() {
 	if o.shrunk != nil {
 		close(o.shrunk)
 		o.shrunk = nil
 	}
-	return b
 }
 
 // note notes that a disposition settles the deliveries from first to last. It is called with mu
@@ -248,7 +258,6 @@ func (c *Conn) AwaitRoom(ctx context.Context, limit int) error {
 		c.mu.Unlock()
 		select {
 		case <-shrunk:
-		case <-c.done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -172,7 +172,6 @@ type record struct {
 	mu       sync.Mutex
 	payloads []string
 	ids      []uint32
-	frames   []uint32
 	ends     []error
 	answers  []Answer
 	drained  int
@@ -193,7 +192,6 @@ func (r *record) receiver(source string) ReceiverConfig {
 			r.locked(func() {
 				r.payloads = append(r.payloads, string(d.Payload))
 				r.ids = append(r.ids, d.ID)
-				r.frames = append(r.frames, d.Frames)
 			})
 		},
 		OnDrained: func(uint32) { r.locked(func() { r.drained++ }) },
@@ -307,6 +305,45 @@ func TestSendLarge(t *testing.T) {
 	})
 }
 
+func withdraws(t *testing.T, l *Sender, x *Sending, unsent, withdrawn bool) {
+	t.Helper()
+	u, w := l.Withdraw(x)
+	assert.Equal(t, []bool{unsent, withdrawn}, []bool{u, w})
+}
+
+// answering calls a function with each answer.
+type answering func(x *Sending, a Answer)
+
+func (f answering) Answered(x *Sending, a Answer) { f(x, a) }
+
+// A message that wasn't sent is known to be so also between the end of its link and its answer. That
+// answer comes all the same.
+func TestWithdrawBetweenTheLinksEndAndTheAnswer(t *testing.T) {
+	pair(t, Config{}, func(t *testing.T, c *Conn, p *peer) {
+		l := p.sender(p.begin(c, SessionConfig{}), SenderConfig{}, 1)
+		var r record
+		y := r.sending("unsent")
+		x := &Sending{Payload: []byte("sent")}
+		x.To = answering(func(x *Sending, a Answer) { // y's answer is the next one
+			assert.True(t, a.Sent)
+			withdraws(t, l, x, false, false)
+			withdraws(t, l, y, true, false)
+		})
+		require.NoError(t, l.Send(x))
+		require.NoError(t, l.Send(y))
+		next[*frames.Transfer](p)
+		p.send(0, &frames.Detach{Handle: 20, Closed: true})
+		next[*frames.Detach](p)
+		synctest.Wait()
+		r.locked(func() {
+			require.Len(t, r.answers, 1)
+			assert.False(t, r.answers[0].Sent)
+		})
+		all, _ := l.Unanswered()
+		assert.Zero(t, all)
+	})
+}
+
 // What wasn't sent can be withdrawn, and gets no answer. What ends with the link gets an error
 // that says whether it was sent.
 func TestWithdrawAndLoss(t *testing.T) {
@@ -320,10 +357,10 @@ func TestWithdrawAndLoss(t *testing.T) {
 		require.NoError(t, l.Send(unsent.sending("unsent")))
 		y := withdrawn.sending("withdrawn")
 		require.NoError(t, l.Send(y))
-		assert.True(t, l.Withdraw(y))
-		assert.False(t, l.Withdraw(y))
+		withdraws(t, l, y, true, true)
+		withdraws(t, l, y, false, false)
 		next[*frames.Transfer](p)
-		assert.False(t, l.Withdraw(x))
+		withdraws(t, l, x, false, false)
 		p.send(0, &frames.Detach{Handle: 20, Closed: true, Error: &frames.Error{Condition: "amqp:resource-deleted"}})
 		next[*frames.Detach](p)
 		synctest.Wait()
@@ -378,7 +415,6 @@ func TestReceive(t *testing.T) {
 		got.locked(func() {
 			assert.Equal(t, []string{"one", "two, long", "three"}, got.payloads)
 			assert.Equal(t, []uint32{5, 6, 8}, got.ids)
-			assert.Equal(t, []uint32{1, 3, 1}, got.frames)
 		})
 		assert.Equal(t, uint32(6), r.Credit())
 	})
@@ -592,39 +628,149 @@ func TestFlowPropertiesAndStates(t *testing.T) {
 	})
 }
 
-// With a manual window, the peer sends no more than the window until deliveries are taken. A
-// delivery that is larger than the window comes all the same.
-func TestManualWindow(t *testing.T) {
-	pair(t, Config{}, func(t *testing.T, c *Conn, p *peer) {
-		s := p.begin(c, SessionConfig{Window: 8, Manual: true})
+// flooding plays a peer that sends whole messages of a size in frames, as far as the window
+// allows.
+type flooding struct {
+	p      *peer
+	window uint32
+	sent   uint32 // messages
+	open   int    // bytes of the current message that were sent
+	frames int
+}
+
+const floodFrame = 400
+
+func (f *flooding) run(size, most int) {
+	for {
+		synctest.Wait()
+		for len(f.p.got) > 0 {
+			f.window = next[*frames.Flow](f.p).IncomingWindow
+		}
+		if f.window == 0 || int(f.sent) == most {
+			return
+		}
+		n := min(size-f.open, floodFrame)
+		f.p.write(frames.Frame{Body: &frames.Transfer{Handle: 20, DeliveryID: frames.Some(f.sent), More: f.open+n < size}, Payload: make([]byte, n)})
+		f.window--
+		f.frames++
+		if f.open += n; f.open == size {
+			f.open = 0
+			f.sent++
+		}
+	}
+}
+
+// With MaxBytes, the peer sends no more bytes until deliveries are taken, whether or not one of
+// them is on its way, and however many frames they have. A message that is larger than MaxBytes
+// arrives all the same, alone.
+func TestMaxBytes(t *testing.T) {
+	const maxBytes = 16 << 10
+	for name, test := range map[string]struct{ size, most int }{
+		"small":               {10, 3000},
+		"a frame":             {floodFrame, 300},
+		"several frames":      {5*floodFrame + 1, 100},
+		"nearly the bound":    {maxBytes - 100, 20},
+		"larger than it":      {maxBytes + 100, 20},
+		"ten times as large":  {10 * maxBytes, 5},
+		"as small as can be":  {1, 300},
+		"half of the bound":   {maxBytes / 2, 30},
+		"a third of a frame ": {floodFrame / 3, 500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pair(t, Config{MaxFrameSize: 512}, func(t *testing.T, c *Conn, p *peer) {
+				s := p.begin(c, SessionConfig{MaxBytes: maxBytes})
+				held, received := 0, 0
+				var got record
+				cfg := got.receiver("q")
+				cfg.OnDelivery = func(d *Delivery) { got.locked(func() { held += len(d.Payload); received++ }) }
+				r := p.receive(s, cfg)
+				require.NoError(t, r.AddCredit(10_000))
+				f := &flooding{p: p}
+				for received < test.most {
+					f.run(test.size, test.most)
+					var taken int
+					got.locked(func() {
+						taken = held
+						there := held + f.open
+						assert.LessOrEqual(t, there, max(maxBytes, test.size+maxBytes/4), "bytes in memory after %d frames", f.frames)
+						held = 0
+					})
+					if int(f.sent) < test.most {
+						require.True(t, s.Full() || taken == 0, "the peer has stopped")
+						require.NotZero(t, taken, "it never continues")
+					}
+					r.Taken(taken)
+				}
+				assert.False(t, s.Full())
+				got.locked(func() { assert.Empty(t, got.ends) })
+			})
+		})
+	}
+}
+
+// What a lost link held doesn't count any more: nobody takes it.
+func TestMaxBytesOfALostLink(t *testing.T) {
+	pair(t, Config{MaxFrameSize: 512}, func(t *testing.T, c *Conn, p *peer) {
+		s := p.begin(c, SessionConfig{MaxBytes: 2 << 10})
 		var got record
 		r := p.receive(s, got.receiver("q"))
 		require.NoError(t, r.AddCredit(100))
+		f := &flooding{p: p}
+		f.run(1000, 10)
+		require.True(t, s.Full())
+		p.send(0, &frames.Detach{Handle: 20, Closed: true})
+		synctest.Wait()
+		assert.False(t, s.Full())
+		window := uint32(0)
+		for len(p.got) > 0 {
+			if flow, ok := (<-p.got).Body.(*frames.Flow); ok {
+				window = flow.IncomingWindow
+			}
+		}
+		assert.Equal(t, uint32(4), window)
+	})
+}
+
+// A message above MaxKept arrives without its body, and costs a frame of memory. Messages behind it
+// arrive as usual.
+func TestMaxKept(t *testing.T) {
+	pair(t, Config{MaxFrameSize: 512}, func(t *testing.T, c *Conn, p *peer) {
+		s := p.begin(c, SessionConfig{MaxBytes: 4 << 10})
+		var got record
+		var all []Delivery
+		cfg := got.receiver("q")
+		cfg.MaxKept = 1000
+		cfg.OnDelivery = func(d *Delivery) {
+			got.locked(func() { all = append(all, *d) })
+		}
+		r := p.receive(s, cfg)
+		require.NoError(t, r.AddCredit(100))
+		f := &flooding{p: p}
+		f.run(1000, 1)
+		f.run(1001, 2)
+		f.run(100_000, 3)
+		f.run(300, 4)
+		r.Taken(1000)
+		f.run(300, 4)
+		require.Len(t, all, 4)
+		for i, want := range []struct {
+			size uint64
+			kept int
+		}{{1000, 1000}, {1001, 512}, {100_000, 512}, {300, 300}} {
+			assert.Equal(t, want.size, all[i].Size)
+			assert.LessOrEqual(t, len(all[i].Payload), want.kept)
+			assert.GreaterOrEqual(t, len(all[i].Payload), min(want.kept, floodFrame))
+		}
+		small := got.receiver("q")
+		small.MaxKept = 3
+		small.OnDelivery = cfg.OnDelivery
+		r = p.receive(s, small)
+		require.NoError(t, r.AddCredit(1))
 		next[*frames.Flow](p)
-		for i := range uint32(8) {
-			p.deliver(0, 20, i, "m")
-		}
-		p.nothing()
-		s.Taken(8)
-		assert.Equal(t, uint32(8), next[*frames.Flow](p).IncomingWindow)
-		p.write(frames.Frame{Body: &frames.Transfer{Handle: 20, DeliveryID: frames.Some(uint32(8)), More: true}, Payload: []byte("0")})
-		window := 7
-		for i := range 40 {
-			for window == 0 {
-				window = int(next[*frames.Flow](p).IncomingWindow)
-			}
-			p.write(frames.Frame{Body: &frames.Transfer{Handle: 20, More: i < 39}, Payload: []byte("0")})
-			window--
-			synctest.Wait()
-			for len(p.got) > 0 {
-				window = int(next[*frames.Flow](p).IncomingWindow)
-			}
-		}
-		got.locked(func() {
-			require.Len(t, got.payloads, 9)
-			assert.Len(t, got.payloads[8], 41)
-			assert.Equal(t, uint32(41), got.frames[8])
-		})
+		p.deliver(0, 21, 9, "12345")
+		synctest.Wait()
+		assert.Equal(t, uint64(5), all[4].Size)
+		assert.Equal(t, "123", string(all[4].Payload))
 	})
 }
 

@@ -2,6 +2,7 @@ package amqp
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -56,6 +57,8 @@ func (c *Conn) read() {
 			c.part(err)
 			return
 		}
+		// Once the connection ends or closes, nothing more is put, and what has ended it is read.
+		_ = c.AwaitRoom(context.Background(), readLimit)
 		if err := c.fill(); err != nil {
 			c.Fail(err)
 			return
@@ -343,9 +346,6 @@ func (s *Session) peerTransfer(t *frames.Transfer, payload []byte) *violation {
 	r, ok := l.of.(*Receiver)
 	if !ok {
 		return broken(ScopeSession, condErrant, "a transfer on a link that sends")
-	}
-	if s.cfg.Manual && r.err == nil && !r.detaching {
-		s.untaken++
 	}
 	if v := r.transfer(t, payload); v != nil {
 		r.refuse(v)

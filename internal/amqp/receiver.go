@@ -21,6 +21,11 @@ type ReceiverConfig struct {
 	// MaxMessageSize bounds a delivery in bytes. The link is detached over a larger one.
 	// Default 512 MiB, the most that RabbitMQ can be configured for.
 	MaxMessageSize uint64
+	// MaxKept bounds the bytes of a delivery that are kept. Of a larger one only the first
+	// transfer's are, and [Delivery.Size] says how large it was. The peer isn't told this limit: it
+	// would end the link over a larger message, and deliver the message again on the next one,
+	// without end. Default: MaxMessageSize.
+	MaxKept uint64
 	// OnDelivery is called with each delivery.
 	OnDelivery func(d *Delivery)
 	// OnDrained, if not nil, is called when a drain is over: all that the peer had for the
@@ -48,8 +53,9 @@ type Delivery struct {
 	// set: then it is the callback's.
 	Payload []byte
 	Owned   bool
-	// Frames is in how many transfers it came.
-	Frames uint32
+	// Size is how many bytes the message has. If it is more than len(Payload), the message is
+	// larger than [ReceiverConfig.MaxKept], and Payload is the beginning of it.
+	Size uint64
 }
 
 // Receiver receives messages on a link. Its methods are safe for concurrent use.
@@ -61,6 +67,7 @@ type Receiver struct {
 	draining bool
 	begun    bool     // current has begun to come
 	current  Delivery // its tag and payload aren't parts of the read buffer
+	untaken  int64    // its part of Session.untaken
 }
 
 // Receiver attaches a receiver without credit, and waits for the peer's answer within ctx. If
@@ -69,6 +76,9 @@ type Receiver struct {
 func (s *Session) Receiver(ctx context.Context, cfg ReceiverConfig) (*Receiver, error) {
 	if cfg.MaxMessageSize == 0 {
 		cfg.MaxMessageSize = defaultMaxMessage
+	}
+	if cfg.MaxKept == 0 {
+		cfg.MaxKept = cfg.MaxMessageSize
 	}
 	r := &Receiver{link: link{s: s, role: frames.RoleReceiver, name: cfg.Name, onEnd: cfg.OnEnd}, cfg: cfg}
 	r.of = r
@@ -276,16 +286,35 @@ func (r *Receiver) flow(f *frames.Flow) {
 	}
 }
 
+// Taken makes room for more deliveries: the payloads of so many bytes aren't kept any more. See
+// [SessionConfig.MaxBytes].
+func (r *Receiver) Taken(bytes int) {
+	s := r.s
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	n := min(int64(bytes), r.untaken)
+	r.untaken -= n
+	s.untaken -= n
+	s.grant()
+}
+
 func (r *Receiver) lost(*Error) {
+	r.forget()
+	r.s.untaken -= r.untaken // nobody says that it was taken
+	r.untaken = 0
+	r.s.grant()
+}
+
+// forget drops the delivery that has begun to arrive. It is called with mu held.
+func (r *Receiver) forget() {
 	if r.begun {
+		r.s.partial -= int64(len(r.current.Payload))
 		r.begun, r.current = false, Delivery{}
-		r.s.partial--
 	}
 }
 
 // transfer takes one frame of a delivery. It is called with mu held.
 func (r *Receiver) transfer(t *frames.Transfer, payload []byte) *violation {
-	s, c := r.s, r.s.c
 	if r.err != nil || r.detaching { // it was sent before the peer read the detach
 		return nil
 	}
@@ -302,36 +331,54 @@ func (r *Receiver) transfer(t *frames.Transfer, payload []byte) *violation {
 			if uint64(len(payload)) > r.cfg.MaxMessageSize {
 				return broken(ScopeLink, condSize, "a message of %d bytes, above the maximum of %d", len(payload), r.cfg.MaxMessageSize)
 			}
-			c.delivered(r, Delivery{ID: t.DeliveryID.Value, Tag: t.DeliveryTag, Settled: t.Settled.Or(false), Payload: payload, Frames: 1})
+			r.delivered(Delivery{ID: t.DeliveryID.Value, Tag: t.DeliveryTag, Settled: t.Settled.Or(false), Payload: payload[:min(len(payload), int(r.cfg.MaxKept))], Size: uint64(len(payload))})
 			return nil
 		}
 		r.begun, r.current = true, Delivery{ID: t.DeliveryID.Value, Tag: append([]byte(nil), t.DeliveryTag...), Owned: true}
-		s.partial++
 	} else if t.DeliveryID.Set && t.DeliveryID.Value != r.current.ID {
 		return broken(ScopeLink, condInvalid, "delivery %d begins within delivery %d", t.DeliveryID.Value, r.current.ID)
 	}
 	d := &r.current
-	d.Frames++
 	d.Settled = d.Settled || t.Settled.Or(false)
 	if t.Aborted {
-		s.untaken -= min(d.Frames, s.untaken)
-		r.lost(nil)
+		r.forget()
 		return nil
 	}
-	if uint64(len(d.Payload)+len(payload)) > r.cfg.MaxMessageSize {
+	if d.Size+uint64(len(payload)) > r.cfg.MaxMessageSize {
 		return broken(ScopeLink, condSize, "a message of more than %d bytes", r.cfg.MaxMessageSize)
 	}
-	d.Payload = append(d.Payload, payload...)
+	r.keep(payload)
 	if !t.More {
 		whole := *d
-		r.lost(nil)
-		c.delivered(r, whole)
+		r.forget()
+		r.delivered(whole)
 	}
 	return nil
 }
 
+// keep adds the payload of a transfer to the delivery that arrives, or drops what is above MaxKept.
+func (r *Receiver) keep(payload []byte) {
+	d := &r.current
+	had := len(d.Payload)
+	switch {
+	case d.Size > uint64(had): // too large already
+	case d.Size+uint64(len(payload)) <= r.cfg.MaxKept:
+		d.Payload = append(d.Payload, payload...)
+	default:
+		first := min(uint64(max(had, len(payload))), r.cfg.MaxKept, uint64(r.s.c.maxFrame))
+		d.Payload = append([]byte(nil), append(d.Payload, payload...)[:first]...)
+	}
+	d.Size += uint64(len(payload))
+	r.s.partial += int64(len(d.Payload) - had)
+}
+
 // delivered has the link's callback called. It is called with mu held.
-func (c *Conn) delivered(r *Receiver, d Delivery) {
+func (r *Receiver) delivered(d Delivery) {
+	if r.s.maxBytes > 0 {
+		r.untaken += int64(len(d.Payload))
+		r.s.untaken += int64(len(d.Payload))
+	}
+	c := r.s.c
 	c.deliveries = append(c.deliveries, d)
 	c.events = append(c.events, event{kind: eventMessageDelivered, r: r, at: len(c.deliveries) - 1})
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"github.com/hopback/hopback/internal/fifo"
 	"github.com/hopback/hopback/internal/frames"
 )
 
@@ -59,8 +60,7 @@ type Answer struct {
 // Sender sends messages on a link. Its methods are safe for concurrent use.
 type Sender struct {
 	link
-	queue  []*Sending // that haven't been encoded to their end; queue[head] is the first
-	head   int
+	queue  fifo.Queue[*Sending] // that haven't been encoded to their end
 	credit uint32
 	count  uint32 // the delivery-count
 	open   int    // messages without an answer
@@ -97,9 +97,9 @@ func (l *Sender) Send(x *Sending) error {
 		return err
 	}
 	x.by, x.at, x.begun = l, 0, false
-	l.queue = append(l.queue, x)
+	l.queue.Push(x)
 	l.open++
-	if len(l.queue)-l.head == 1 {
+	if l.queue.Len() == 1 {
 		direct := !l.settle && c.direct()
 		l.pump()
 		if direct {
@@ -109,23 +109,24 @@ func (l *Sender) Send(x *Sending) error {
 	return nil
 }
 
-// Withdraw takes back a message if no part of it was sent, and says whether it could. It gets no
-// answer then.
-func (l *Sender) Withdraw(x *Sending) bool {
+// Withdraw takes back a message if no part of it was sent. unsent reports whether no part was sent,
+// nor ever will be. withdrawn reports that the message gets no answer any more. It is false for a
+// message that its link has left unsent when it ended, as that answer is already on its way.
+func (l *Sender) Withdraw(x *Sending) (unsent, withdrawn bool) {
 	c := l.s.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if x.by != l || x.begun {
-		return false
+		return false, false
 	}
-	i := slices.Index(l.queue[l.head:], x)
+	i := slices.Index(l.queue.All(), x)
 	if i < 0 {
-		return false
+		return true, false
 	}
-	l.queue = slices.Delete(l.queue, l.head+i, l.head+i+1)
+	l.queue.Remove(i)
 	l.open--
 	x.by = nil
-	return true
+	return true, true
 }
 
 // Unanswered is how many messages were taken and have no answer yet. Queued is how many of
@@ -133,7 +134,7 @@ func (l *Sender) Withdraw(x *Sending) bool {
 func (l *Sender) Unanswered() (all, queued int) {
 	l.s.c.mu.Lock()
 	defer l.s.c.mu.Unlock()
-	return l.open, len(l.queue) - l.head
+	return l.open, l.queue.Len()
 }
 
 // transferRoom is more than a transfer takes without its payload.
@@ -142,8 +143,8 @@ const transferRoom = 64
 // pump sends what credit, window and buffer allow. It is called with mu held.
 func (l *Sender) pump() {
 	s, c := l.s, l.s.c
-	for l.head < len(l.queue) {
-		x := l.queue[l.head]
+	for l.queue.Len() > 0 {
+		x := l.queue.All()[0]
 		switch {
 		case l.gone() != nil || !l.attached || l.detaching:
 			return
@@ -163,12 +164,9 @@ func (l *Sender) pump() {
 		if x.at < len(x.Payload) {
 			continue
 		}
-		l.queue[l.head] = nil
+		l.queue.Pop()
 		if l.settle {
 			l.open--
-		}
-		if l.head++; l.head == len(l.queue) {
-			l.queue, l.head = l.queue[:0], 0
 		}
 	}
 }
@@ -239,12 +237,12 @@ func (l *Sender) lost(why *Error) {
 			c.answer(x, Answer{Err: why, Sent: true})
 		}
 	}
-	for _, x := range l.queue[l.head:] {
+	for _, x := range l.queue.All() {
 		if !x.begun || l.settle { // else it was among the others
 			c.answer(x, Answer{Err: why, Sent: x.begun})
 		}
 	}
-	l.queue, l.head = nil, 0
+	l.queue = fifo.Queue[*Sending]{}
 }
 
 // answer has x get its answer. It is called with mu held.

@@ -9,12 +9,14 @@ import (
 
 // SessionConfig is how a session begins.
 type SessionConfig struct {
-	// Window is how many transfers the peer may send ahead. Default 2048. Together with the
-	// maximum frame size it bounds what is received and not taken, if Manual is set.
+	// Window is how many transfers the peer may send ahead. Default 2048.
 	Window uint32
-	// Manual keeps the window closed for deliveries until [Session.Taken] is called for them.
-	// Otherwise the window opens again by itself, and credit alone bounds what is received.
-	Manual bool
+	// MaxBytes bounds the bytes of deliveries for which [Receiver.Taken] wasn't called yet: the
+	// peer may send no more transfers than there is room for, even if each of them is a full
+	// frame. A single delivery above MaxBytes still arrives, once all others are taken; so the
+	// bound is MaxBytes, or one delivery and MaxBytes/4, whichever is more. Default: credit
+	// alone bounds what is received. See also [Session.Limit].
+	MaxBytes int64
 	// OnBlocked, if not nil, is called before Begin returns, and whenever the peer stops
 	// accepting transfers on the session, as RabbitMQ does in a memory or disk alarm, or accepts
 	// them again.
@@ -61,10 +63,11 @@ type Session struct {
 	unanswered map[uint32]*Sending
 	stalled    []*Sender // with messages that wait for the window
 
-	nextIn  uint32
-	granted uint32 // transfers that the peer may still send
-	untaken uint32 // transfers of deliveries that weren't taken
-	partial int    // links with a delivery that has begun to come
+	nextIn   uint32
+	granted  uint32 // transfers that the peer may still send
+	maxBytes int64  // SessionConfig.MaxBytes; 0: none
+	untaken  int64  // bytes of complete deliveries that weren't taken
+	partial  int64  // bytes of deliveries that have begun to arrive
 
 	links map[uint32]*link // by this end's handle
 	peers map[uint32]*link // by the peer's
@@ -81,8 +84,9 @@ func (c *Conn) Begin(ctx context.Context, cfg SessionConfig) (*Session, error) {
 	}
 	s := &Session{
 		c: c, cfg: cfg, begun: make(chan struct{}), over: make(chan struct{}),
-		unanswered: map[uint32]*Sending{}, links: map[uint32]*link{}, peers: map[uint32]*link{}, granted: cfg.Window,
+		unanswered: map[uint32]*Sending{}, links: map[uint32]*link{}, peers: map[uint32]*link{}, maxBytes: cfg.MaxBytes,
 	}
+	s.granted = s.ahead()
 	if err := c.takeChannel(ctx, s); err != nil {
 		if cfg.OnOver != nil {
 			cfg.OnOver()
@@ -246,33 +250,53 @@ func (s *Session) put(p frames.Performative) error {
 	return s.c.put(s.channel, p)
 }
 
-// Taken says that deliveries of so many transfers were taken: see [SessionConfig.Manual] and
-// [Delivery.Frames].
-func (s *Session) Taken(transfers uint32) {
+// Limit sets [SessionConfig.MaxBytes]. It is for a session whose links have had no credit yet; the
+// peer learns of it with the first credit.
+func (s *Session) Limit(maxBytes int64) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	s.untaken -= min(transfers, s.untaken)
-	s.grant()
+	s.maxBytes = maxBytes
+}
+
+// Full reports whether the peer may send no transfer until more deliveries are taken. It can't
+// answer a drain either then, if messages wait before the answer.
+func (s *Session) Full() bool {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	return s.maxBytes > 0 && s.granted == 0 && s.untaken > 0
 }
 
 // grant opens the window again if much of it is used up. It is called with mu held.
 func (s *Session) grant() {
-	if s.gone() != nil || s.granted >= s.cfg.Window/2 {
+	ahead := s.ahead()
+	if s.gone() != nil || !s.open || s.granted > 0 && s.granted >= ahead/2 {
 		return
 	}
-	if room := s.room(); room > s.granted+s.cfg.Window/4 || room > s.granted && s.granted == 0 {
+	if room := s.room(); room > s.granted+ahead/4 || room > s.granted && s.granted == 0 {
 		_ = s.put(s.windows(&frames.Flow{}))
 	}
 }
 
-// room is how many transfers the peer may send. A delivery that has begun may always go on: it
-// can be larger than the window.
-func (s *Session) room() uint32 {
-	room := s.cfg.Window - min(s.untaken, s.cfg.Window)
-	if s.partial > 0 {
-		room = max(room, s.cfg.Window/2, 1)
+// ahead is how many transfers the peer may send ahead while nothing waits to be taken.
+func (s *Session) ahead() uint32 {
+	if s.maxBytes <= 0 {
+		return s.cfg.Window
 	}
-	return room
+	return uint32(max(min(int64(s.cfg.Window), s.maxBytes/s.c.maxFrame), 1))
+}
+
+// room is how many transfers the peer may send. With nothing left to take, a delivery that has
+// begun continues, however large it is: nothing but its end makes room.
+func (s *Session) room() uint32 {
+	ahead := s.ahead()
+	if s.maxBytes <= 0 {
+		return ahead
+	}
+	room := min((s.maxBytes-s.untaken-s.partial)/s.c.maxFrame, int64(ahead))
+	if s.untaken == 0 {
+		room = max(room, int64(ahead/4), 1)
+	}
+	return uint32(max(room, 0))
 }
 
 // windows fills in the session's part of a flow, which grants the window. It is called with mu

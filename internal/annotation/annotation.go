@@ -1,4 +1,4 @@
-// Package annotation names the message annotations that hopback writes. docs/annotations.md describes them for readers in other languages.
+// Package annotation names the message annotations that hopback writes. docs/messages.md describes them for readers in other languages.
 package annotation
 
 // Annotations with a message's history, in addition to client.AnnotationReason and
@@ -49,9 +49,16 @@ const (
 	DeferralToken = "x-opt-deferral-token"
 )
 
+// Tenant is the tenant of a message without a group-id that package fair has moved to a lane, a string.
+const Tenant = "x-opt-hopback-tenant"
+
 // Parked is when a message comes that client.Park has parked, unless it is claimed: milliseconds
 // since 1970 by the broker's clock, an int64. 0 means that it isn't parked any more.
 const Parked = "x-opt-hopback-parked"
+
+// Recurring is the state of a group of recurring messages, in the group's token: a string that holds a JSON object. See
+// package schedule.
+const Recurring = "x-opt-hopback-recurring"
 
 // Annotations that package client exports under names that begin with Annotation.
 const (

@@ -10,12 +10,12 @@ import (
 )
 
 func TestThePageDescribesEachAnnotation(t *testing.T) {
-	page, err := os.ReadFile("../../docs/annotations.md")
+	page, err := os.ReadFile("../../docs/messages.md")
 	require.NoError(t, err)
 	source, err := os.ReadFile("annotation.go")
 	require.NoError(t, err)
 	all := regexp.MustCompile(`= "(x-[a-z-]+)"`).FindAllStringSubmatch(string(source), -1)
-	require.Len(t, all, 23)
+	require.Len(t, all, 25)
 	for _, m := range all {
 		assert.Contains(t, string(page), "`"+m[1]+"`")
 	}

@@ -37,9 +37,10 @@ func TestReadIsNeverTooEarly(t *testing.T) {
 					n++
 					return now, nil
 				}
-				at, broker, err := Read(t.Context(), time.Now, ask, ask)
+				r, err := Read(t.Context(), time.Now, ask, ask)
 				require.NoError(t, err)
-				assert.Equal(t, test.late, broker.Sub(at)-ahead)
+				assert.Equal(t, test.late, r.Broker.Sub(r.Own)-ahead)
+				assert.GreaterOrEqual(t, r.Late, test.late)
 			})
 		})
 	}
@@ -55,15 +56,15 @@ func repeat(d time.Duration) []time.Duration { return []time.Duration{d, d, d, d
 
 func TestReadReturnsErrors(t *testing.T) {
 	broken := errors.New("broken")
-	_, _, err := Read(t.Context(), time.Now, func(context.Context) (time.Time, error) { return time.Time{}, broken }, nil)
+	_, err := Read(t.Context(), time.Now, func(context.Context) (time.Time, error) { return time.Time{}, broken }, nil)
 	require.ErrorIs(t, err, broken)
 	synctest.Test(t, func(t *testing.T) {
 		slow := func(context.Context) (time.Time, error) {
 			time.Sleep(time.Second)
 			return time.Now(), nil
 		}
-		at, broker, err := Read(t.Context(), time.Now, slow, func(context.Context) (time.Time, error) { return time.Time{}, broken })
+		r, err := Read(t.Context(), time.Now, slow, func(context.Context) (time.Time, error) { return time.Time{}, broken })
 		require.NoError(t, err, "the first answer holds")
-		assert.Equal(t, time.Second, broker.Sub(at))
+		assert.Equal(t, Reading{r.Own, r.Own.Add(time.Second), time.Second}, r)
 	})
 }

@@ -55,7 +55,7 @@ import (
 
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -65,9 +65,12 @@ const (
 	maxFrames = 16
 	// maxTokenBytes is how many bytes of tokens one flow has: it must fit into a frame.
 	maxTokenBytes = 32 << 10
-	// maxHeld is how many unsettled messages rounds gather before their claims are answered.
-	maxHeld = 2048
-	// moreCredit is that of each further round for the same tokens.
+	// maxHeld is how many unsettled messages rounds gather before their claims are answered, and
+	// maxHeldBytes how many bytes.
+	maxHeld      = 2048
+	maxHeldBytes = link.PrefetchBytes
+	// moreCredit is that of each further round for the same tokens, unless so many messages are likely to
+	// exceed maxHeldBytes.
 	moreCredit = 256
 	// near is how close to its time a message isn't taken any more.
 	near = time.Second
@@ -81,16 +84,26 @@ var (
 	ErrSingleActive = errors.New("the queue has a single active consumer, and gives messages to no other one")
 )
 
+// Observer hears what becomes of a Claims' link. Its methods return at once. Attempts count since the last link
+// that worked.
+type Observer interface {
+	// Up reports that there is a link. down is how long there was none.
+	Up(attempts int, down time.Duration)
+	Lost(attempts int, why error)
+	Refused(attempt int, why error)
+	Ended(attempts int)
+}
+
 // Settings are those of a Claims.
 type Settings struct {
 	Queue    string
 	Source   string // the queue's address
 	Sessions link.Sessions
-	Backoff  link.Backoff
+	Backoff  backoff.Exponential
 	// Now is the broker's time; false while it isn't known, as after a reconnect.
-	Now    func() (time.Time, bool)
-	Notify func(event.StateEvent)
-	Log    *slog.Logger
+	Now      func() (time.Time, bool)
+	Observer Observer
+	Log      *slog.Logger
 }
 
 // Claims claims messages of one queue. Its methods are safe for concurrent use.
@@ -253,14 +266,10 @@ func (c *Claims) nudge() {
 func (c *Claims) run() {
 	defer close(c.done)
 	defer c.fail(&failure.Error{Op: "claim", Target: c.Queue, Kind: failure.ErrClosed})
-	var try *link.Try
-	notify := func(e event.StateEvent) {
-		e.Op, e.Target, e.Attempt = "claim", c.Queue, try.Attempt()
-		c.Notify(e)
-	}
-	defer func() { notify(event.StateEvent{Kind: event.EventEnded}) }()
+	var try *backoff.Try
+	defer func() { c.Observer.Ended(try.Attempt()) }()
 	known, lost := false, time.Now()
-	for try = range link.Tries(c.ctx, c.Backoff.Pause) {
+	for try = range backoff.Tries(c.ctx, c.Backoff.Pause) {
 		r, err := c.attach()
 		if c.ctx.Err() != nil {
 			if err == nil {
@@ -274,14 +283,14 @@ func (c *Claims) run() {
 		}
 		if err != nil {
 			if !errors.Is(err, failure.ErrConnectionLost) {
-				notify(event.StateEvent{Kind: event.EventRefused, Err: err})
+				c.Observer.Refused(try.Attempt(), err)
 				c.refuse(err)
 			}
 			continue
 		}
 		try.Up()
 		c.refuse(nil)
-		notify(event.StateEvent{Kind: event.EventUp, Down: time.Since(lost)})
+		c.Observer.Up(try.Attempt(), time.Since(lost))
 		why := r.work()
 		r.over()
 		r.close()
@@ -291,7 +300,7 @@ func (c *Claims) run() {
 		}
 		lost = time.Now()
 		if c.ctx.Err() == nil {
-			notify(event.StateEvent{Kind: event.EventLost, Err: failure.NewError("claim", c.Queue, failure.ErrConnectionLost, why)})
+			c.Observer.Lost(try.Attempt(), failure.NewError("claim", c.Queue, failure.ErrConnectionLost, why))
 		}
 	}
 }
@@ -331,7 +340,7 @@ func (c *Claims) attach() (*round, error) {
 		return nil, failure.NewError("claim", c.Queue, kind, err)
 	}
 	r := &round{c: c, sess: sess, left: map[string]bool{}, held: map[uint32]bool{}, taken: map[uint32]bool{}}
-	r.link, err = sess.Receiver(c.ctx, c.Source, link.ReceiverOptions{Revoked: r.revoked, State: r.state})
+	r.link, err = sess.Receiver(c.ctx, c.Source, link.ReceiverOptions{Revoked: r.revoked, State: r.state, MaxBytes: link.PrefetchBytes})
 	if err != nil {
 		c.Sessions.Give(sess, link.LinkRefused(err))
 		return nil, failure.NewError("claim", c.Queue, link.AttachKind(err), err)
@@ -342,7 +351,7 @@ func (c *Claims) attach() (*round, error) {
 	}
 	// The first answer says whether the link is the active one. It has been read by the second.
 	for range 2 {
-		if err := r.link.Claim(c.ctx, 0, nil); err != nil {
+		if err := r.link.Claim(c.ctx, 0, nil, nil); err != nil {
 			r.close()
 			return nil, failure.NewError("claim", c.Queue, failure.ErrConnectionLost, err)
 		}

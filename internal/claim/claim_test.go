@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/failure"
-	"github.com/hopback/hopback/internal/link"
 )
 
 func TestAClaimReturnsWhatIsParkedAndLeavesTheBacklog(t *testing.T) {
@@ -468,8 +468,8 @@ func TestAQueueThatCanNotBeClaimedFrom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := New(Settings{
-					Queue: "orders", Sessions: test.q, Backoff: link.Backoff{Min: time.Second, Max: time.Minute},
-					Now: func() (time.Time, bool) { return time.Now(), true }, Notify: ignore,
+					Queue: "orders", Sessions: test.q, Backoff: backoff.Exponential{Min: time.Second, Max: time.Minute},
+					Now: func() (time.Time, bool) { return time.Now(), true }, Observer: ignore{},
 				})
 				err := c.Await(t.Context())
 				require.ErrorIs(t, err, test.want)
@@ -488,8 +488,8 @@ func TestAwaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := &fakeQueue{open: func() error { return errors.New("unreachable") }}
 		c := New(Settings{
-			Queue: "orders", Sessions: q, Backoff: link.Backoff{Min: time.Second, Max: time.Minute},
-			Now: func() (time.Time, bool) { return time.Now(), true }, Notify: ignore,
+			Queue: "orders", Sessions: q, Backoff: backoff.Exponential{Min: time.Second, Max: time.Minute},
+			Now: func() (time.Time, bool) { return time.Now(), true }, Observer: ignore{},
 		})
 		require.ErrorIs(t, c.Await(within(t, time.Minute)), failure.ErrNotSent)
 		require.NoError(t, c.Close(t.Context()))

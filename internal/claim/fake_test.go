@@ -17,7 +17,7 @@ import (
 
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
 )
@@ -36,6 +36,8 @@ type fakeQueue struct {
 	// wrote, if set, is called after a settlement was carried out; an error loses the link.
 	wrote              func() error
 	lacksTokens, inert bool // inert: another consumer is the single active one
+	// wrap, if set, is what a link is wrapped in.
+	wrap func(link.ReceiverLink) link.ReceiverLink
 
 	mu       sync.Mutex
 	parked   []*amqp.Message
@@ -95,6 +97,9 @@ func (s *fakeSession) Receiver(_ context.Context, _ string, o link.ReceiverOptio
 	defer s.q.mu.Unlock()
 	s.q.links = append(s.q.links, l)
 	s.link = l
+	if s.q.wrap != nil {
+		return s.q.wrap(l), nil
+	}
 	return l, nil
 }
 
@@ -140,7 +145,9 @@ func (l *fakeLink) Prefetched() (a link.Arrival, ok bool) {
 	return a, true
 }
 
-func (l *fakeLink) Claim(_ context.Context, credit uint32, tokens []string) error {
+func (l *fakeLink) Release(int) {}
+
+func (l *fakeLink) Claim(_ context.Context, credit uint32, tokens []string, _ func()) error {
 	return l.flow(tokens, func() {
 		q := l.q
 		for _, m := range q.parked {
@@ -311,9 +318,9 @@ func (q *fakeQueue) holds(t *testing.T, parked, ready, accepted []string) {
 func (q *fakeQueue) claims(t *testing.T, settings ...func(*Settings)) *Claims {
 	t.Helper()
 	s := Settings{
-		Queue: "orders", Source: "/queues/orders", Sessions: q, Backoff: link.Backoff{Min: time.Second, Max: time.Minute},
-		Now:    func() (time.Time, bool) { return time.Now(), true },
-		Notify: ignore, Log: slog.New(slog.DiscardHandler),
+		Queue: "orders", Source: "/queues/orders", Sessions: q, Backoff: backoff.Exponential{Min: time.Second, Max: time.Minute},
+		Now:      func() (time.Time, bool) { return time.Now(), true },
+		Observer: ignore{}, Log: slog.New(slog.DiscardHandler),
 	}
 	for _, set := range settings {
 		set(&s)
@@ -343,6 +350,11 @@ func names(found []*Message) []string {
 	return bodies(all)
 }
 
-func ignore(event.StateEvent) {}
+type ignore struct{}
+
+func (ignore) Up(int, time.Duration) {}
+func (ignore) Lost(int, error)       {}
+func (ignore) Refused(int, error)    {}
+func (ignore) Ended(int)             {}
 
 var accept = link.Disposition{Kind: link.DispositionAccepted}

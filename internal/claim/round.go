@@ -140,6 +140,7 @@ func (r *round) await() error {
 		a, err := r.link.Receive(ctx)
 		if err == nil {
 			r.requeue(&Message{a.Msg, r, a.ID})
+			r.link.Release(a.Kept)
 		}
 		ended <- err
 	}()
@@ -229,7 +230,7 @@ func (r *round) claim(settlements []*settlement, asked []*ask, tokens []string) 
 	for _, t := range tokens {
 		r.left[t] = true
 	}
-	found, held := map[string][]*Message{}, 0
+	f := findings{of: map[string][]*Message{}}
 	credit, more := uint32(len(tokens)), false
 	if len(tokens) > 0 {
 		credit++ // what comes for it belongs to the backlog, so all that was claimed has come
@@ -238,7 +239,8 @@ func (r *round) claim(settlements []*settlement, asked []*ask, tokens []string) 
 		credit = moreCredit
 	}
 	for {
-		if err := r.link.Claim(c.ctx, credit, tokens); err != nil {
+		f.got, f.all = 0, false
+		if err := r.link.Claim(c.ctx, credit, tokens, func() { r.take(&f) }); err != nil {
 			r.unknown(settlements)
 			c.again(asked, true)
 			return err
@@ -248,45 +250,55 @@ func (r *round) claim(settlements []*settlement, asked []*ask, tokens []string) 
 		if credit == 0 {
 			break
 		}
-		got, all := r.take(found)
-		if held += int(got); all || got < credit {
+		r.take(&f)
+		if f.all || f.got < credit {
 			clear(r.left)
 			break
 		}
-		if held >= maxHeld {
+		if f.held >= maxHeld || f.bytes >= maxHeldBytes {
 			more = true
 			break
 		}
-		tokens, credit = nil, moreCredit
+		tokens, credit = nil, uint32(min(moreCredit, max(1, (maxHeldBytes-f.bytes)*f.held/max(f.bytes, 1))))
 	}
-	for _, m := range c.answer(asked, found, more && held > 0) {
+	for _, m := range c.answer(asked, f.of, more && f.held > 0) {
 		r.park(m)
 	}
 	return nil
 }
 
-// take sorts what has come. all says that a message of the backlog is among it: then all that was
-// claimed has come.
-func (r *round) take(found map[string][]*Message) (got uint32, all bool) {
+// findings are what has come for claims, by token.
+type findings struct {
+	of          map[string][]*Message
+	held, bytes int
+	got         uint32 // in the last round
+	// all says that a message of the backlog is among it: then all that was claimed has come.
+	all bool
+}
+
+// take sorts what has come. What isn't claimed takes no memory afterwards.
+func (r *round) take(f *findings) {
 	now, known := r.c.now()
 	for a, ok := r.link.Prefetched(); ok; a, ok = r.link.Prefetched() {
-		got++
+		f.got++
+		f.held++
+		f.bytes += a.Kept
 		m := &Message{a.Msg, r, a.ID}
 		r.hold(a.ID)
 		t, at, parked := token(a.Msg)
 		switch {
 		case a.Unreadable || !parked || !r.left[t]:
-			all = true
+			f.all = true
 			r.requeue(m)
 		case !known || at.Sub(now) > near:
-			found[t] = append(found[t], m)
+			f.of[t] = append(f.of[t], m)
 		case at.After(now):
 			r.park(m)
 		default: // it is due, or its annotations are forged
 			r.requeue(m)
 		}
+		r.link.Release(a.Kept)
 	}
-	return got, all
 }
 
 func (r *round) hold(id uint32) {

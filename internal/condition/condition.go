@@ -6,8 +6,6 @@ package condition
 import (
 	"errors"
 	"strings"
-
-	"github.com/hopback/hopback/internal/userid"
 )
 
 // The kinds; package client documents them.
@@ -30,7 +28,7 @@ func Kind(condition, description string) error {
 	case "amqp:not-found", "amqp:resource-deleted":
 		return ErrNotFound
 	case "amqp:unauthorized-access":
-		if _, ok := userid.Refusal(description); ok {
+		if _, ok := UserID(description); ok {
 			return ErrUserID
 		}
 		if !CredentialExpired(condition, description) {
@@ -49,6 +47,9 @@ func OfLink(condition, description string) error {
 	if kind := Kind(condition, description); kind != nil {
 		return kind
 	}
+	if strings.Contains(description, noReplica) {
+		return ErrConnectionLost
+	}
 	switch condition {
 	case "amqp:link:detach-forced", "amqp:connection:forced", "amqp:internal-error":
 		return ErrConnectionLost // that passes
@@ -59,10 +60,31 @@ func OfLink(condition, description string) error {
 	return ErrRefused
 }
 
+// noReplica is in RabbitMQ's refusal to read a stream over a node whose replica doesn't run. That
+// passes when the replica is started again, or another node serves the consumer. Depending on the
+// version, the condition is amqp:precondition-failed or amqp:internal-error
+// (TestAStreamWithoutAReplicaIsTriedAgain).
+const noReplica = "does not have a running replica on the local node"
+
 // CredentialExpired reports whether the broker refuses everything on this connection because
 // the token that it was opened with has expired. RabbitMQ 4.0 ends the connection, but it
 // may refuse a link or end a session in this way before
 // (TestOAuth2TokensAreRenewedAheadOfTime). The next connection has the next token.
 func CredentialExpired(condition, description string) bool {
 	return condition == "amqp:unauthorized-access" && description == "credential expired"
+}
+
+// UserID reports whether the description of an error amqp:unauthorized-access is about a
+// user-id, and returns the connection's user. The user-id in it is the sender's: it may look
+// like the rest of the description.
+func UserID(description string) (user string, ok bool) {
+	const before, between = "user_id property set to '", "' but authenticated user was '"
+	i := strings.LastIndex(description, between)
+	if !strings.HasPrefix(description, before) || i < 0 || !strings.HasSuffix(description, "'") {
+		return "", false
+	}
+	if i += len(between); i >= len(description) {
+		return "", false
+	}
+	return description[i : len(description)-1], true
 }

@@ -4,7 +4,8 @@
 // strings, and it can't read decimals at all.
 //
 // A [Conn] has one session. It isn't rebuilt when it is lost. Its memory is bounded: what a
-// [Receiver] has received and not taken is at most 16 MiB and one message.
+// [Receiver] has received and not taken is at most 16 MiB and one message. A [Subscription] sets
+// its own bound.
 package dedicated
 
 import (
@@ -30,6 +31,10 @@ type Dialed struct {
 	Response    []byte // its initial response
 	IdleTimeout time.Duration
 	Login       *userid.Login // of all connections to the endpoint
+	// MaxMessageSize is how many bytes of a message a Subscription keeps: see Message. 0: all.
+	MaxMessageSize uint64
+	// Failed, if not nil, is called if no broker answers.
+	Failed func()
 }
 
 // Dialer makes network connections to where a client.Conn is connected to, or to the endpoint
@@ -38,8 +43,8 @@ type Dialer interface {
 	Dial(ctx context.Context, behind int) (Dialed, error)
 }
 
-// window bounds what a Receiver has received and not taken: so many transfers of 64 KiB.
-const window = 256
+// maxBytes bounds what a Receiver has received and not taken.
+const maxBytes = 16 << 20
 
 // ErrClosed is the error of a Conn that was closed by its user.
 var ErrClosed = amqp.ErrClosed
@@ -48,6 +53,8 @@ var ErrClosed = amqp.ErrClosed
 type Conn struct {
 	c     *amqp.Conn
 	login *userid.Login
+	// maxMessage is Dialed.MaxMessageSize.
+	maxMessage uint64
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when something changes that somebody may wait for
@@ -74,9 +81,12 @@ func OpenFor(ctx context.Context, to Dialer, purpose string, behind int) (*Conn,
 		Properties: frames.Map{{Key: frames.Symbol("connection_name"), Value: d.Name}, {Key: frames.Symbol("product"), Value: "hopback"}},
 	})
 	if err != nil {
+		if e, ok := errors.AsType[*amqp.HandshakeError](err); d.Failed != nil && !(ok && (e.Refused || e.Remote != nil)) {
+			d.Failed()
+		}
 		return nil, fmt.Errorf("%s: %w", d.Shown, openError(err))
 	}
-	return &Conn{c: c, login: d.Login, changed: make(chan struct{}), senders: map[string]*sender{}}, nil
+	return &Conn{c: c, login: d.Login, maxMessage: d.MaxMessageSize, changed: make(chan struct{}), senders: map[string]*sender{}}, nil
 }
 
 // openError says what a refused handshake means.
@@ -127,14 +137,14 @@ var (
 )
 
 // begin returns the session, which begins with the first link.
-func (c *Conn) begin(ctx context.Context, window uint32) (*amqp.Session, error) {
+func (c *Conn) begin(ctx context.Context, maxBytes int64) (*amqp.Session, error) {
 	c.mu.Lock()
 	s := c.session
 	c.mu.Unlock()
 	if s != nil {
 		return s, nil
 	}
-	s, err := c.c.Begin(ctx, amqp.SessionConfig{Window: window, Manual: true, OnEnd: func(err error) {
+	s, err := c.c.Begin(ctx, amqp.SessionConfig{MaxBytes: maxBytes, OnEnd: func(err error) {
 		c.mu.Lock()
 		c.ended = c.ending(err)
 		c.mu.Unlock()

@@ -17,14 +17,11 @@ type Delivery struct {
 	ID uint32
 	// Payload is the encoded message.
 	Payload []byte
-
-	frames uint32
 }
 
 // Receiver receives from one queue. It is for one goroutine.
 type Receiver struct {
 	c *Conn
-	s *amqp.Session
 	r *amqp.Receiver
 
 	mu    sync.Mutex
@@ -43,11 +40,11 @@ func (c *Conn) Receiver(ctx context.Context, source string) (*Receiver, error) {
 
 // ReceiverOf is Receiver with a filter set.
 func (c *Conn) ReceiverOf(ctx context.Context, source string, filter frames.Map) (*Receiver, error) {
-	s, err := c.begin(ctx, window)
+	s, err := c.begin(ctx, maxBytes)
 	if err != nil {
 		return nil, err
 	}
-	r := &Receiver{c: c, s: s, wake: make(chan struct{}, 1)}
+	r := &Receiver{c: c, wake: make(chan struct{}, 1)}
 	r.r, err = s.Receiver(ctx, amqp.ReceiverConfig{
 		Source:     &frames.Source{Address: source, Filter: filter, Outcomes: []frames.Symbol{"amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list"}},
 		OnDelivery: r.delivered,
@@ -65,7 +62,7 @@ func (r *Receiver) delivered(d *amqp.Delivery) {
 	if !d.Owned {
 		payload = slices.Clone(payload)
 	}
-	r.change(func() { r.queue = append(r.queue, Delivery{d.ID, payload, d.Frames}) })
+	r.change(func() { r.queue = append(r.queue, Delivery{d.ID, payload}) })
 }
 
 func (r *Receiver) change(f func()) {
@@ -100,7 +97,7 @@ func (r *Receiver) Fetch(ctx context.Context, n uint32, take func(Delivery) erro
 			if taken == nil {
 				taken = take(d)
 			}
-			r.s.Taken(d.frames)
+			r.r.Taken(len(d.Payload))
 		}
 		clear(batch)
 		switch {

@@ -107,7 +107,7 @@ func (x *copySent) Answered(_ *amqp.Sending, a amqp.Answer) {
 
 // sender returns the link to target.
 func (c *Conn) sender(ctx context.Context, target string) (*sender, error) {
-	s, err := c.begin(ctx, window)
+	s, err := c.begin(ctx, maxBytes)
 	if err != nil {
 		return nil, err
 	}

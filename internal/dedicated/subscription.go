@@ -14,7 +14,6 @@ import (
 // one goroutine.
 type Subscription struct {
 	c      *Conn
-	s      *amqp.Session
 	r      *amqp.Receiver
 	credit uint32        // how many messages may be on their way, or wait
 	wake   chan struct{} // something has come
@@ -26,14 +25,22 @@ type Subscription struct {
 	taken batch // the user's
 }
 
-// maxWindow bounds the frames of a subscription that are on their way.
-const maxWindow = 2048
+// Message is a message of a Subscription.
+type Message struct {
+	Payload []byte
+	// Size is how many bytes the encoded message has. If that is more than Payload has, the message is
+	// larger than Dialed.MaxMessageSize, and Payload is its beginning.
+	Size uint64
+}
+
+// Cut reports whether Payload isn't the whole message.
+func (m Message) Cut() bool { return m.Size > uint64(len(m.Payload)) }
 
 // batch is messages that wait, and the memory that they are in.
 type batch struct {
-	payloads [][]byte
+	messages []Message
 	room     []byte // what is left of the newest chunk is behind its length
-	frames   uint32
+	bytes    int    // of messages
 }
 
 // chunkSize is the memory that messages are copied into. Messages larger than an eighth
@@ -41,8 +48,8 @@ type batch struct {
 const chunkSize = 64 << 10
 
 func (b *batch) add(d *amqp.Delivery) {
-	b.frames += d.Frames
 	payload := d.Payload
+	b.bytes += len(payload)
 	switch {
 	case d.Owned:
 	case len(payload) > chunkSize/8:
@@ -55,24 +62,26 @@ func (b *batch) add(d *amqp.Delivery) {
 		b.room = append(b.room, payload...)
 		payload = b.room[at:len(b.room):len(b.room)]
 	}
-	b.payloads = append(b.payloads, payload)
+	b.messages = append(b.messages, Message{payload, d.Size})
 }
 
 func (b *batch) reset() {
-	clear(b.payloads)
-	b.payloads, b.room, b.frames = b.payloads[:0], b.room[:0], 0
+	clear(b.messages)
+	b.messages, b.room, b.bytes = b.messages[:0], b.room[:0], 0
 }
 
 // Subscribe attaches to source, an address, with a filter set. A Conn has at most one
-// Receiver or Subscription. Up to credit messages wait in memory, at least 1.
-func (c *Conn) Subscribe(ctx context.Context, source string, filter frames.Map, credit uint32) (*Subscription, error) {
+// Receiver or Subscription. Up to credit messages wait in memory, at least 1. They have at most
+// maxBytes, or it is a single one.
+func (c *Conn) Subscribe(ctx context.Context, source string, filter frames.Map, credit uint32, maxBytes int64) (*Subscription, error) {
 	s := &Subscription{c: c, credit: max(credit, 1), wake: make(chan struct{}, 1)}
-	var err error
-	if s.s, err = c.begin(ctx, max(window, min(s.credit, maxWindow))); err != nil {
+	session, err := c.begin(ctx, maxBytes)
+	if err != nil {
 		return nil, err
 	}
-	s.r, err = s.s.Receiver(ctx, amqp.ReceiverConfig{
-		Source: &frames.Source{Address: source, Filter: filter}, Settled: true,
+	session.Limit(maxBytes) // a Receiver may have begun it
+	s.r, err = session.Receiver(ctx, amqp.ReceiverConfig{
+		Source: &frames.Source{Address: source, Filter: filter}, Settled: true, MaxKept: c.maxMessage,
 		OnDelivery: s.delivered,
 		OnEnd: func(error) {
 			s.mu.Lock()
@@ -98,7 +107,7 @@ func (s *Subscription) Filter() frames.Map {
 func (s *Subscription) delivered(d *amqp.Delivery) {
 	s.mu.Lock()
 	s.filling.add(d)
-	first := len(s.filling.payloads) == 1
+	first := len(s.filling.messages) == 1
 	s.mu.Unlock()
 	if first {
 		s.awaken()
@@ -114,23 +123,23 @@ func (s *Subscription) awaken() {
 
 // Next returns the messages that have come, at least one, in order. They are valid until
 // the next call. It waits for the first.
-func (s *Subscription) Next(ctx context.Context) ([][]byte, error) {
+func (s *Subscription) Next(ctx context.Context) ([]Message, error) {
 	for {
-		if n := s.taken.frames; n > 0 {
+		if n := s.taken.bytes; n > 0 {
 			s.taken.reset()
-			s.s.Taken(n)
+			s.r.Taken(n)
 		}
 		credit := s.r.Credit() // before the swap: what comes in between counts twice, and never not at all
 		s.mu.Lock()
 		s.taken, s.filling = s.filling, s.taken
-		waiting, ended := uint32(len(s.taken.payloads)), s.ended
+		waiting, ended := uint32(len(s.taken.messages)), s.ended
 		s.mu.Unlock()
 		// Credit is granted again when half of it is used up. What waits counts.
 		if left := credit + waiting; !ended && left < s.credit && s.credit-left >= (s.credit+1)/2 {
 			_ = s.r.AddCredit(s.credit - left) // an end is reported below
 		}
 		if waiting > 0 {
-			return s.taken.payloads, nil
+			return s.taken.messages, nil
 		}
 		if err := s.c.Err(); err != nil {
 			return nil, err

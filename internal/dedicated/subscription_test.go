@@ -19,7 +19,7 @@ func texts(ctx context.Context, t *testing.T, s *Subscription, n int) (all []str
 		require.NoError(t, err)
 		require.NotEmpty(t, batch)
 		for _, b := range batch {
-			all = append(all, string(b))
+			all = append(all, string(b.Payload))
 		}
 	}
 	return all
@@ -53,7 +53,7 @@ func TestSubscription(t *testing.T) {
 		b.put(&frames.Detach{Handle: 40, Closed: true, Error: &frames.Error{Condition: "amqp:resource-deleted"}})
 		b.get()
 	})
-	s, err := c.Subscribe(ctx, "/queues/s", frames.Map{{Key: frames.Symbol("f"), Value: "x"}}, 4)
+	s, err := c.Subscribe(ctx, "/queues/s", frames.Map{{Key: frames.Symbol("f"), Value: "x"}}, 4, 16<<20)
 	require.NoError(t, err)
 	v, _ := s.Filter().Get("f")
 	assert.Equal(t, "x", v)
@@ -88,7 +88,7 @@ func TestSubscriptionToAHostileBroker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, ctx := serve(t, script)
-			s, err := c.Subscribe(ctx, "/queues/s", nil, 2)
+			s, err := c.Subscribe(ctx, "/queues/s", nil, 2, 16<<20)
 			for err == nil {
 				_, err = s.Next(ctx)
 			}

@@ -77,7 +77,8 @@ type Error struct {
 	// Err is the cause, if there is one.
 	Err error
 
-	unsent bool // nothing was sent, for any Kind
+	unsent           bool // nothing was sent, for any Kind
+	passing, lasting bool // it is worth retrying, or isn't, for any Kind
 }
 
 func (e *Error) Error() string {
@@ -103,13 +104,31 @@ func (e *Error) Error() string {
 		b.WriteString(": ")
 		b.WriteString(e.Err.Error())
 	}
-	switch {
-	case e.Kind == ErrNotFound && e.Op != "manage":
-		b.WriteString("; declare it first, or correct its name or the URL's virtual host")
-	case e.Kind == ErrUnauthorized:
-		b.WriteString("; grant the permission, for example with rabbitmqctl set_permissions")
+	// An error of package declare in it ends with the same remedy.
+	if remedy := e.remedy(); remedy != "" && !strings.HasSuffix(b.String(), remedy) {
+		b.WriteString("; ")
+		b.WriteString(remedy)
 	}
 	return b.String()
+}
+
+// remedy is what a user can do, where the broker's text doesn't say it.
+func (e *Error) remedy() string {
+	kind := e.Kind
+	if kind == ErrOutcomeUnknown && errors.Is(e.Err, ErrUnauthorized) {
+		kind = ErrUnauthorized
+	}
+	switch {
+	case kind == ErrNotFound && e.Op != "manage":
+		return "declare it first, or correct its name or the URL's virtual host"
+	case kind != ErrUnauthorized:
+		return ""
+	case strings.Contains(e.Text, " access to topic '"):
+		return "grant the permission for this routing key, for example with rabbitmqctl set_topic_permissions"
+	case strings.HasPrefix(e.Text, "forbidden to publish to internal exchange"):
+		return "publish to another exchange: no permission allows this"
+	}
+	return "grant the permission, for example with rabbitmqctl set_permissions"
 }
 
 // Unwrap returns the kind and the cause.
@@ -150,6 +169,7 @@ func NewError(op, target string, kind, err error) *Error {
 	e := &Error{Op: op, Target: target, Kind: kind, Err: err}
 	if cause, ok := err.(*Error); ok && cause.Kind == kind {
 		e.Text, e.Condition = cause.Text, cause.Condition // don't repeat the kind
+		e.passing, e.lasting = cause.passing, cause.lasting
 	}
 	var remote *amqp.Error
 	if errors.As(err, &remote) && remote != nil {

@@ -75,3 +75,20 @@ func TestUncertainCopiesLeaveTheErrorAsItIs(t *testing.T) {
 	assert.False(t, u.SafeToRetry())
 	assert.True(t, e.SafeToRetry())
 }
+
+// The remedy is in the text once, and fits what is missing.
+func TestTheRemedyFits(t *testing.T) {
+	for text, want := range map[string]string{
+		"write access to topic 'a' in exchange 'x' in vhost '/' refused for user 'u'": "set_topic_permissions",
+		"write access to exchange 'x' in vhost '/' refused for user 'u'":              "rabbitmqctl set_permissions",
+		"forbidden to publish to internal exchange 'x' in vhost '/'":                  "no permission allows this",
+	} {
+		e := &Error{Op: "publish", Kind: ErrUnauthorized, Text: text}
+		assert.ErrorContains(t, e, want)
+		unknown := NewError("publish", "q", ErrOutcomeUnknown, e)
+		unknown.Text = text
+		assert.ErrorContains(t, unknown, want)
+	}
+	inner := errors.New("hopback: inspect queue \"q\": not found (status 404); declare it first, or correct its name or the URL's virtual host")
+	assert.Equal(t, 1, strings.Count((&Error{Op: "consume", Kind: ErrNotFound, Err: inner}).Error(), "declare it first"))
+}

@@ -155,7 +155,7 @@ func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
 			_, name := c.kind()
 			b, err := AppendValue(nil, Described{key, List{}})
 			require.NoError(t, err)
-			d := decoder{b: b}
+			d := newDecoder(b)
 			if got := d.described(); d.err == nil {
 				assert.IsType(t, c, got, "by its name")
 			} else {
@@ -182,7 +182,7 @@ func TestFramesAreReadAsTheyWereWritten(t *testing.T) {
 				e := encoder{}
 				e.composite(c)
 				require.NoError(t, e.err)
-				d := decoder{b: e.b}
+				d := newDecoder(e.b)
 				got := d.described()
 				require.NoError(t, d.err)
 				assert.Equal(t, c, got)

@@ -257,14 +257,14 @@ func symbols(f *fields, field *[]Symbol) {
 		f.wrong(v, Symbol(""))
 		return
 	}
-	read := make([]Symbol, len(all))
-	for i, e := range all {
+	read := []Symbol{} // not as many as there are: if they're no symbols, they may take no room
+	for _, e := range all {
 		s, ok := e.(Symbol)
 		if !ok {
 			f.wrong(e, s)
 			return
 		}
-		read[i] = s
+		read = append(read, s)
 	}
 	*field = read
 }

@@ -176,7 +176,7 @@ func (c *Codec) Decode(frame []byte, p Performative) (payload []byte, err error)
 	if kind, _ := frameKind(frame); !ok || uint64(h.Size) != uint64(len(frame)) || uint64(kind) != code {
 		return nil, malformed("a frame header of %x before %d bytes", frame[:min(frameHead, len(frame))], len(frame))
 	}
-	c.d = decoder{b: frame[frameHead:], roomless: maxRoomless}
+	c.d = newDecoder(frame[frameHead:])
 	c.d.walk(p, &c.in)
 	if c.d.err != nil {
 		return nil, c.d.err

@@ -87,7 +87,7 @@ func Decode(b []byte) (Frame, error) {
 	if len(body) == 0 {
 		return f, nil
 	}
-	d := decoder{b: body, roomless: maxRoomless}
+	d := newDecoder(body)
 	v := d.described()
 	if d.err != nil {
 		return Frame{}, d.err

@@ -93,7 +93,7 @@ func DecodeMessage(b []byte) (*Message, error) {
 			last, b = code, b[size:]
 			continue
 		}
-		d := decoder{b: b[:size], roomless: maxRoomless}
+		d := newDecoder(b[:size])
 		v := d.described()
 		if d.err != nil {
 			return nil, d.err
@@ -140,7 +140,7 @@ type Section struct {
 
 // Value decodes what the section holds, behind its descriptor.
 func (s Section) Value() (any, error) {
-	d := decoder{b: s.Raw, roomless: maxRoomless}
+	d := newDecoder(s.Raw)
 	v := d.value()
 	if d.err != nil {
 		return nil, d.err
@@ -167,6 +167,19 @@ func SplitSections(b []byte) ([]Section, error) {
 	return all, nil
 }
 
+// Bare returns an encoded message without the sections that brokers change: the header and the
+// annotations. It is what the publisher wrote. If b is malformed, it is what can't be read of it.
+func Bare(b []byte) []byte {
+	for last := 0; len(b) > 0; {
+		code, size, err := NextSection(b, last)
+		if err != nil || code > SectionAnnotations {
+			break
+		}
+		last, b = code, b[size:]
+	}
+	return b
+}
+
 // NextSection returns the code and the size of the section at the beginning of b, which is behind
 // one with the code last; 0 for the first. The code is known also if the size is wrong.
 func NextSection(b []byte, last int) (code, size int, err error) {
@@ -190,6 +203,19 @@ func follows(code, last int) bool {
 	return repeats || code > last && !otherBody
 }
 
+// Head is what is before the body of an encoded message, as far as b has it in whole sections.
+func Head(b []byte) []byte {
+	at, last := 0, 0
+	for at < len(b) {
+		code, size, err := NextSection(b[at:], last)
+		if err != nil || code >= SectionData {
+			break
+		}
+		at, last = at+size, code
+	}
+	return b[:at]
+}
+
 // sectionOf is the code of the section at the beginning of b, 0 if there is none.
 func sectionOf(b []byte) int {
 	if b[0] != CodeDescribed {
@@ -201,7 +227,7 @@ func sectionOf(b []byte) int {
 		}
 		return 0
 	}
-	d := decoder{b: b[1:], roomless: maxRoomless}
+	d := newDecoder(b[1:])
 	switch v := d.value().(type) {
 	case uint64:
 		if v >= SectionHeader && v <= SectionFooter {

@@ -100,9 +100,39 @@ func (m Map) Set(key Symbol, value any) Map {
 // written, nor passed on to go-amqp, which takes about 700 bytes of stack a level.
 const MaxDepth = 512
 
-// maxRoomless bounds the elements of all arrays in a value whose elements take no room.
-// Their number isn't bounded by the size of what holds them.
-const maxRoomless = 1 << 16
+const (
+	// maxRoomless bounds the elements of all arrays in a value whose elements take no room.
+	// Their number isn't bounded by the size of what holds them.
+	maxRoomless = 1 << 16
+	// maxMaps is how many maps may be in what is read, and mapBytes for how many bytes there may
+	// be one more. In Go, a map takes about 300 bytes, and on the wire it takes three.
+	maxMaps  = 1 << 16
+	mapBytes = 32
+)
+
+// Budget bounds what is read from a number of bytes. A reader spends from it before it allocates,
+// so what is read takes no more than a small multiple of these bytes, regardless of what they claim.
+type Budget struct {
+	elements int // of lists, maps, and arrays
+	maps     int
+}
+
+// NewBudget returns the budget for n bytes. Each element takes at least one of them, and no byte
+// belongs to the counts of two: of nested values that claim the same bytes, all but one lie.
+func NewBudget(n int) Budget { return Budget{elements: n, maps: maxMaps + n/mapBytes} }
+
+// Elements spends the count of a list, a map (keys and values), or an array whose elements take
+// room. It returns false if there can't be so many.
+func (b *Budget) Elements(count int) bool {
+	b.elements -= count
+	return count >= 0 && b.elements >= 0
+}
+
+// Map spends a map. It returns false if there are more than anybody has a use for.
+func (b *Budget) Map() bool {
+	b.maps--
+	return b.maps >= 0
+}
 
 // ErrMalformed is in the error for bytes that aren't AMQP.
 var ErrMalformed = errors.New("malformed AMQP")
@@ -179,9 +209,26 @@ func wide(code byte) byte {
 // ReadValue reads the value at the beginning of b, and returns what is behind it. Binary
 // values are parts of b.
 func ReadValue(b []byte) (v any, rest []byte, err error) {
-	d := decoder{b: b, roomless: maxRoomless}
+	d := newDecoder(b)
 	v = d.value()
 	return v, d.b, d.err
+}
+
+// ReadValues reads all values in b, which are in sequence, within one [Budget], and calls f with
+// each. It returns the first error, and where the value begins that it's about.
+func ReadValues(b []byte, f func(v any) error) (at int, err error) {
+	d := newDecoder(b)
+	for len(d.b) > 0 {
+		at = len(b) - len(d.b)
+		v := d.value()
+		if err = d.err; err == nil {
+			err = f(v)
+		}
+		if err != nil {
+			return at, err
+		}
+	}
+	return len(b), nil
 }
 
 // decoder reads values. After an error all that it reads is nil.
@@ -190,6 +237,11 @@ type decoder struct {
 	err      error
 	depth    int
 	roomless int // elements without room that may still come
+	budget   Budget
+}
+
+func newDecoder(b []byte) decoder {
+	return decoder{b: b, roomless: maxRoomless, budget: NewBudget(len(b))}
 }
 
 func (d *decoder) fail(format string, args ...any) {
@@ -265,7 +317,7 @@ func (d *decoder) body(code byte) any {
 	case CodeUlong0:
 		return uint64(0)
 	case CodeList0:
-		return List{}
+		return emptyList
 	case CodeBinary8, CodeBinary32, CodeString8, CodeString32, CodeSymbol8, CodeSymbol32:
 		return d.text(code)
 	case CodeList8, CodeList32:
@@ -385,9 +437,12 @@ func (d *decoder) leave(behind []byte) {
 	d.depth--
 }
 
-// room checks that count elements may be in what is left.
+// emptyList takes no allocation where a list without elements comes.
+var emptyList any = List{}
+
+// room checks that count elements may be in what is left, and spends them.
 func (d *decoder) room(count int) bool {
-	if d.err == nil && count > len(d.b) {
+	if d.err == nil && (count > len(d.b) || !d.budget.Elements(count)) {
 		d.fail("%d elements in %d bytes", count, len(d.b))
 	}
 	return d.err == nil
@@ -416,6 +471,10 @@ func (d *decoder) mapping(code byte) any {
 	}
 	if count%2 == 1 {
 		d.fail("a map with %d keys and values", count)
+		return nil
+	}
+	if !d.budget.Map() {
+		d.fail("more maps than a value of this size may have")
 		return nil
 	}
 	m := make(Map, 0, count/2)
@@ -477,7 +536,7 @@ func (d *decoder) array(code byte) any {
 	return a
 }
 
-// Shared says whether the elements are those that all such arrays share.
+// Shared reports whether the elements are those that all such arrays share.
 func (a Array) Shared() bool {
 	if len(a.Elements) == 0 {
 		return true

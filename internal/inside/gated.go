@@ -6,7 +6,7 @@ import (
 )
 
 // Gated configures a consumer that has a queue with a single active consumer in turns, as package
-// partition does. See package consume.
+// partition does. See consumer_gate.go in package client.
 type Gated[Delivery any] struct {
 	// Window is how many deliveries the consumer holds. All consumers of a queue have the same.
 	Window int
@@ -29,19 +29,20 @@ type Gated[Delivery any] struct {
 	// Turn is called when the broker makes the consumer the active one, and Over when its turn is
 	// over and none of its handlers runs: before the next turn, and before another consumer's,
 	// unless the link was lost.
-	Turn, Over func(Turn)
+	Turn, Over func(Turn[Delivery])
 }
 
 // Turn is a time in which a gated consumer is the active one of its queue. Its methods are safe
 // for concurrent use, and do nothing once it is over.
-type Turn interface {
+type Turn[Delivery any] interface {
 	// Serve grants the window.
 	Serve()
 	// StepBack lets running handlers finish, returns the other deliveries in their order, and goes
 	// to the end of the line.
 	StepBack()
-	// Unsettled is how many deliveries the consumer holds.
-	Unsettled() int
+	// Before returns what the consumer holds of the deliveries that came before d: the keys that have a delivery in
+	// hand, and how many deliveries all other keys have.
+	Before(d Delivery) (inHand []string, others int)
 }
 
 // Again is what a gated consumer's handler returns for a delivery that stays in hand: its handler

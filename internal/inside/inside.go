@@ -1,5 +1,5 @@
 // Package inside has what packages client and retry offer to others of this module, and to
-// nobody else: the results of their methods Internal.
+// nobody else.
 package inside
 
 import (
@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/dedicated"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
 )
 
-// Conn is the result of client.Conn's method Internal. Delivery is *client.Delivery: package
+// Conn is what Of returns for a *client.Conn. Delivery is *client.Delivery: package
 // client imports this one, so it can't be named here.
 type Conn[Delivery any] interface {
 	// Dial connects to where the Conn is connected to: see package dedicated.
@@ -29,13 +31,26 @@ type Conn[Delivery any] interface {
 	// Handle has the Conn's Instrument follow a delivery. The handler gets the ctx that is
 	// returned, and handled is called with its result.
 	Handle(ctx context.Context, d Delivery) (with context.Context, handled func(error))
+	// AwaitAlarm waits until the broker answers no requests because of a memory or disk alarm. It
+	// returns false if it can't tell, or ctx ends before.
+	AwaitAlarm(ctx context.Context) bool
+	// Start calls f, in which a consumer of the queue asks the broker before it starts. It counts as a
+	// consumer that is starting, and is logged if it takes long.
+	Start(queue string, f func() error) error
+	// Starting is how many consumers are in Start, or in the Prepare of their handlers.
+	Starting() int
+	// ReadClock is client.Conn's BrokerTime, and how late that may be.
+	ReadClock(ctx context.Context) (brokerclock.Reading, error)
 	// Log is the Conn's logger.
 	Log() *slog.Logger
 	// ConsumeGated consumes from a queue with a single active consumer until ctx ends: see Gated. Its
 	// errors are those of client.Conn.Consume.
 	ConsumeGated(ctx context.Context, queue string, g Gated[Delivery]) error
+	// OpenSession opens a session, which isn't rebuilt when it is lost. While there is no connection, it
+	// waits. release closes it.
+	OpenSession(ctx context.Context) (s link.Session, release func(), err error)
 	// ReserveReplies reserves a session for replies. closed is called when the Conn is being
 	// closed, and should return when the session is closed, within ctx. The Conn's Stats
-	// call count. The error is an *argument.Error if the Conn is nil.
+	// call count.
 	ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error)
 }

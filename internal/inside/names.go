@@ -2,8 +2,7 @@ package inside
 
 import "github.com/Azure/go-amqp"
 
-// Names is the result of retry.Names' method Internal: what package retry knows of a dead
-// letter that package desk replays.
+// Names is what package retry knows of a dead letter that package desk replays. See NamesOf.
 type Names interface {
 	// Copy returns a copy of a dead letter without its history of failures and waits: its
 	// retries count from 0, and retry.Policy.GiveUpAfter counts from its next failure. The

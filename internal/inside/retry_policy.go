@@ -8,8 +8,8 @@ import (
 	"github.com/hopback/hopback/internal/outcome"
 )
 
-// Policy is the result of retry.Policy's method Internal: what becomes of a failed attempt, for
-// a consumer that handles its messages again in place.
+// Policy is what InPlace returns: what becomes of a failed attempt, for a consumer that handles its
+// messages again in place.
 type Policy interface {
 	// Decide reads an error that isn't an outcome.
 	Decide(Attempt) Decision
@@ -18,7 +18,7 @@ type Policy interface {
 	// History returns the annotations of a message that failed in queue, for a dead letter, or for
 	// a message that returns to the queue. retries is the count after the failure; first is zero if
 	// it is the first. delay is how long the message waits for its next attempt. err may be nil.
-	History(queue string, m *amqp.Message, retries int, first time.Time, delay time.Duration, err error) map[string]any
+	History(queue string, m *amqp.Message, retries int, first, now time.Time, delay time.Duration, err error) map[string]any
 }
 
 // Past is what a message's history says, which anybody may have written.

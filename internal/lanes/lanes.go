@@ -64,6 +64,9 @@ func (l *Lanes[K, V]) Empty() (all []V) {
 	return all
 }
 
+// Behind returns those that wait in key's lane. It is valid until the next call.
+func (l *Lanes[K, V]) Behind(key K) []V { return l.waiting[key] }
+
 // Waiting calls f with each lane's.
 func (l *Lanes[K, V]) Waiting(f func([]V)) {
 	for _, queue := range l.waiting {

@@ -4,23 +4,21 @@ import (
 	"log/slog"
 	"sync"
 	"time"
-
-	"github.com/hopback/hopback/internal/event"
 )
 
 // Blockage reports whether the broker takes messages on a connection. A blockage that
 // lasts is logged, too. It is there before the connection's first session, and reports
 // nothing until start.
 type Blockage struct {
-	Log            *slog.Logger
-	endpoint, node string
+	Log *slog.Logger
 
-	mu     sync.Mutex
-	event  func(event.StateEvent) // nil before start, and after end
-	since  time.Time              // zero: the broker takes messages
-	spent  time.Duration          // in blockages that are over
-	timer  *time.Timer            // to notice; nil unless it is blocked
-	logged bool
+	mu       sync.Mutex
+	at       Place
+	observer Observer      // nil before Start, and after end
+	since    time.Time     // zero: the broker takes messages
+	spent    time.Duration // in blockages that are over
+	timer    *time.Timer   // to log it; nil unless it is blocked
+	logged   bool
 }
 
 // noticeAfter is how long a blockage must last to be logged.
@@ -38,29 +36,29 @@ func (b *Blockage) Notify(blocked bool) {
 	case !blocked && !since.IsZero():
 		b.since = time.Time{}
 		b.spent += time.Since(since)
-		if b.event == nil {
+		if b.observer == nil {
 			return
 		}
 		b.timer.Stop()
 		b.timer = nil
 		after := time.Since(since)
-		b.event(event.StateEvent{Kind: event.EventUnblocked, Down: after})
+		b.observer.Unblocked(b.at, after)
 		if b.logged {
 			b.logged = false
-			go b.Log.Info("hopback: the broker accepts messages again", "endpoint", b.endpoint, "node", b.node, "after", after.Round(time.Millisecond))
+			go b.Log.Info("hopback: the broker accepts messages again", "endpoint", b.at.Endpoint, "node", b.at.Node, "after", after.Round(time.Millisecond))
 		}
 	}
 }
 
 // Start is called when the connection is the live one: what was seen before is
 // reported now.
-func (b *Blockage) Start(node string, event func(event.StateEvent)) {
+func (b *Blockage) Start(at Place, o Observer) {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.node, b.event = node, event
+	b.at, b.observer = at, o
 	if !b.since.IsZero() {
 		b.announce()
 	}
@@ -68,10 +66,10 @@ func (b *Blockage) Start(node string, event func(event.StateEvent)) {
 
 // announce is called with mu held.
 func (b *Blockage) announce() {
-	if b.event == nil {
+	if b.observer == nil {
 		return
 	}
-	b.event(event.StateEvent{Kind: event.EventBlocked})
+	b.observer.Blocked(b.at)
 	b.timer = time.AfterFunc(noticeAfter, b.notice)
 }
 
@@ -79,7 +77,7 @@ func (b *Blockage) announce() {
 func (b *Blockage) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.event = nil
+	b.observer = nil
 	if b.timer != nil {
 		b.timer.Stop()
 		b.timer = nil
@@ -116,5 +114,5 @@ func (b *Blockage) notice() {
 	if over {
 		return
 	}
-	b.Log.Warn("hopback: the broker accepts no messages, probably because of a memory or disk alarm; publishing waits", "endpoint", b.endpoint, "node", b.node, "since", since)
+	b.Log.Warn("hopback: the broker accepts no messages, probably because of a memory or disk alarm; publishing waits", "endpoint", b.at.Endpoint, "node", b.at.Node, "since", since)
 }

@@ -6,22 +6,20 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-
-	"github.com/hopback/hopback/internal/event"
 )
 
 // A blockage is logged once it lasts, and its end once the broker has said so. The end of
 // the connection isn't that.
 func TestBlockageIsLoggedOnceItLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var events []event.EventKind
+		o := &blockages{}
 		log := &lines{}
 		b := &Blockage{Log: log.logger()}
 		b.Notify(false)
 		b.Notify(true) // before the connection is the live one
 		time.Sleep(time.Minute)
 		assert.Empty(t, log.String())
-		b.Start("rabbit@a", func(e event.StateEvent) { events = append(events, e.Kind) })
+		b.Start(Place{Node: "rabbit@a"}, o)
 		time.Sleep(noticeAfter + time.Second)
 		assert.Contains(t, log.String(), "the broker accepts no messages")
 		assert.Contains(t, log.String(), "rabbit@a")
@@ -29,7 +27,7 @@ func TestBlockageIsLoggedOnceItLasts(t *testing.T) {
 		b.Notify(false)
 		synctest.Wait()
 		assert.Contains(t, log.String(), "accepts messages again")
-		assert.Equal(t, []event.EventKind{event.EventBlocked, event.EventUnblocked}, events)
+		assert.Equal(t, []string{"blocked", "unblocked"}, o.all)
 
 		lines := log.String()
 		b.Notify(true)
@@ -39,6 +37,15 @@ func TestBlockageIsLoggedOnceItLasts(t *testing.T) {
 		b.Notify(false)
 		time.Sleep(time.Minute)
 		assert.Equal(t, lines, log.String())
-		assert.Equal(t, []event.EventKind{event.EventBlocked, event.EventUnblocked, event.EventBlocked, event.EventUnblocked, event.EventBlocked}, events)
+		assert.Equal(t, []string{"blocked", "unblocked", "blocked", "unblocked", "blocked"}, o.all)
 	})
 }
+
+// blockages is an Observer that hears of nothing else.
+type blockages struct {
+	Observer
+	all []string
+}
+
+func (o *blockages) Blocked(Place)                  { o.all = append(o.all, "blocked") }
+func (o *blockages) Unblocked(Place, time.Duration) { o.all = append(o.all, "unblocked") }

@@ -2,7 +2,6 @@ package link
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -36,15 +35,17 @@ const (
 // Wire is one live connection: one generation of a Conn.
 type Wire struct {
 	generation uint64
+	maxMessage uint64 // DialConfig.MaxMessageSize
 	endpoint   Endpoint
 	AMQP       *engine.Conn
 	Net        net.Conn
 	Blockage   *Blockage
 	intakes    intakes
-	Broker     BrokerInfo
+	Version    string // of the broker; "": it doesn't say
+	Node       string // the broker's
 	Old        oldbroker.Quirks
 	login      *userid.Login
-	token      AccessToken           // that it logged in with, if it did
+	expires    time.Time             // of the token that it logged in with; zero: never
 	Limit      int                   // sessions that it can carry
 	sessions   atomic.Int64          // that are open
 	Spare      chan struct{}         // has one for each session of the machinery itself
@@ -57,6 +58,13 @@ type Wire struct {
 	// Ctx ends when the connection does. It has no deadline.
 	Ctx    context.Context
 	Cancel context.CancelFunc
+}
+
+// Says returns what the broker says of itself as it opens a connection, such as "product"; "": nothing.
+func (w *Wire) Says(property string) string {
+	v, _ := w.AMQP.Peer().Properties.Get(property)
+	s, _ := v.(string)
+	return s
 }
 
 // fail ends the connection at once, without the close handshake that a broker
@@ -99,17 +107,10 @@ func (w *Wire) Answered(ctx context.Context, limit time.Duration, open func(ctx 
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case limited.Err() != nil:
-		w.giveUp(errNoAnswer{limit})
+		w.giveUp(noAnswer(limit))
 		return w.lost()
 	}
 	return transport(err)
-}
-
-// errNoAnswer is why a connection is given up.
-type errNoAnswer struct{ within time.Duration }
-
-func (e errNoAnswer) Error() string {
-	return fmt.Sprintf("the broker didn't answer within %v", e.within)
 }
 
 // close ends the connection in order, within ctx.

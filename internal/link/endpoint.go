@@ -4,6 +4,8 @@ import (
 	"net"
 	"net/url"
 	"strings"
+	"sync/atomic"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/argument"
@@ -20,10 +22,23 @@ type Endpoint struct {
 	Shown   string // for people: without the password
 	// raw holds what the client knows about the user on the connections of package dedicated.
 	raw *userid.Login
+	// worked is set once a connection was made to this endpoint; nil outside of a pool. Then errors
+	// don't suggest that the URL may be wrong.
+	worked *atomic.Bool
 }
+
+// hasWorked reports whether a connection was made to this endpoint before.
+func (ep Endpoint) hasWorked() bool { return ep.worked != nil && ep.worked.Load() }
 
 func ParseEndpoint(name, raw string, sasl Credentials) (Endpoint, error) {
 	const remedy = "use amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
+	raw = strings.TrimSpace(raw) // a file or a secret often ends with a newline
+	if strings.ContainsFunc(raw, unicode.IsControl) {
+		return Endpoint{}, argument.New(name, nil, "has a line break or another control character in it", "remove it, or percent-encode it if it belongs to the user or the password")
+	}
+	if severalHosts(raw) {
+		return Endpoint{}, argument.New(name, nil, "names several hosts", "pass a URL with one host, and list URLs of the others in Config.Endpoints")
+	}
 	u, err := url.Parse(raw)
 	if err != nil {
 		// The error repeats the URL, password and all: keep its kind only.
@@ -81,6 +96,17 @@ func ParseEndpoint(name, raw string, sasl Credentials) (Endpoint, error) {
 		return Endpoint{}, argument.New(name, ep.Shown, "has a user or password with a NUL or invalid UTF-8", "remove it: SASL PLAIN can't carry it")
 	}
 	return ep, nil
+}
+
+// severalHosts reports whether raw lists hosts or URLs, separated by commas, as other clients accept it.
+func severalHosts(raw string) bool {
+	_, rest, found := strings.Cut(raw, "://")
+	if !found {
+		return false
+	}
+	authority, path, _ := strings.Cut(rest, "/")
+	host := authority[strings.LastIndexByte(authority, '@')+1:]
+	return strings.Contains(host, ",") || strings.Contains(path, ",amqp://") || strings.Contains(path, ",amqps://")
 }
 
 // user is what the client knows about the user before the broker has answered anything. It

@@ -35,6 +35,9 @@ func transport(err error) error {
 	return &transportError{&amqp.ConnError{RemoteErr: remote}, err}
 }
 
+// EndedConnection reports whether err is the end of a link because its connection has ended.
+func EndedConnection(err error) bool { return errors.As(err, new(*amqp.ConnError)) }
+
 // remoteError is an error of the broker's in go-amqp's type; nil stays nil.
 func remoteError(e *frames.Error) *amqp.Error {
 	if e == nil {

@@ -63,7 +63,15 @@ type ReceiverOptions struct {
 	// State, if not nil, is called with the link state of each flow that has one.
 	State      func(map[string]any)
 	Properties map[string]any
+	// MaxBytes bounds the encoded bytes of deliveries that were received and not released: the
+	// broker sends no more then, however much credit it has. A single larger delivery still arrives,
+	// alone. 0: there is no bound, and nothing is to be released. The bound is that of the session, so
+	// all of its links release.
+	MaxBytes int64
 }
+
+// PrefetchBytes is the MaxBytes of links whose user can't set it, and the default of those whose user can.
+const PrefetchBytes = 64 << 20
 
 // ReceiverLink is a link with manual credit.
 type ReceiverLink interface {
@@ -71,14 +79,21 @@ type ReceiverLink interface {
 	// Prefetched returns a delivery that has come; false if none has.
 	Prefetched() (Arrival, bool)
 	IssueCredit(n uint32) error
+	// Release says that so many bytes of deliveries, as Arrival.Kept counts them, aren't held any
+	// more.
+	Release(bytes int)
+	// Full reports whether the broker may send nothing until deliveries are released. It answers
+	// no drain either then, as long as it has messages for the link's credit.
+	Full() bool
 	// Drain returns when the broker has no credit left and all that it had sent
 	// has arrived.
 	Drain(ctx context.Context) error
 	// Claims reports whether the queue gives out parked messages by token.
 	Claims() bool
 	// Claim is Drain with more credit. First of all, the broker delivers the messages that are
-	// parked under the tokens. There are at most amqp.MaxClaims of them.
-	Claim(ctx context.Context, credit uint32, tokens []string) error
+	// parked under the tokens. There are at most amqp.MaxClaims of them. came, if not nil, is called
+	// when deliveries have come in the meantime: a broker that may send no more bytes answers no drain.
+	Claim(ctx context.Context, credit uint32, tokens []string, came func()) error
 	// Settle returns at once: the broker confirms nothing.
 	Settle(id uint32, d Disposition) error
 	Close(ctx context.Context) error
@@ -90,6 +105,11 @@ type Arrival struct {
 	ID  uint32
 	// Unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
 	Unreadable bool
+	// Size is how many bytes the encoded message has, and Kept how many of them were kept: fewer
+	// if the message is larger than DialConfig.MaxMessageSize. Then it is unreadable, and Msg has
+	// what is before the body.
+	Size uint64
+	Kept int
 }
 
 // SenderLink sends without waiting for the broker.
@@ -103,8 +123,8 @@ type SenderLink interface {
 
 // Sending is a message that a link has taken. It isn't used once the answer has come.
 type Sending interface {
-	// Withdraw takes the message back if nothing of it was sent, and says whether it could.
-	// There is no answer then.
+	// Withdraw takes the message back if no part of it was sent, and reports whether none was, nor
+	// ever will be. There is no answer then, unless the link has ended: that one may still come.
 	Withdraw() bool
 }
 

@@ -2,10 +2,11 @@ package link
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"time"
 
 	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/backoff"
 )
 
 // The broker's heartbeats prove that it can be heard, and nothing about the other
@@ -14,17 +15,31 @@ import (
 // has come for half of Config.IdleTimeout, the broker is asked for one, and has the other
 // half for it.
 
-var ErrSilent = errors.New("the broker sends data but answers no requests: it hangs, or what the client sends doesn't arrive")
+const errSilent silence = "the broker sends data but answers no requests: it hangs, or what the client sends doesn't arrive"
+
+// silence is why a connection is given up whose broker stays silent in some way. Each is amqp.ErrSilent, which is
+// the cause if nothing comes at all.
+type silence string
+
+func (s silence) Error() string { return string(s) }
+
+// Is makes each silence amqp.ErrSilent.
+func (silence) Is(target error) bool { return target == engine.ErrSilent }
+
+// noAnswer is the silence of a broker that doesn't answer a request within limit.
+func noAnswer(limit time.Duration) silence {
+	return silence(fmt.Sprintf("the broker didn't answer within %v", limit))
+}
 
 // watchLife ends the connection when the broker answers nothing.
 func (w *Wire) watchLife(idle time.Duration) {
 	for {
 		before := w.AMQP.Answers()
-		if !Pause(w.Ctx, idle/2) {
+		if !backoff.Sleep(w.Ctx, idle/2) {
 			return
 		}
 		if w.AMQP.Answers() == before && !w.answering(w.Ctx, idle/2) {
-			w.giveUp(ErrSilent)
+			w.giveUp(errSilent)
 			return
 		}
 	}

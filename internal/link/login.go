@@ -14,13 +14,12 @@ type Credentials struct {
 	Mechanism      string
 	user, password string
 	Oauth2         bool
-	Source         func(ctx context.Context) (AccessToken, error) // OAuth 2 only: the password comes from it
+	Source         TokenSource // OAuth 2 only: the password comes from it
 }
 
-// AccessToken is an OAuth 2 access token. Token documents the fields.
-type AccessToken struct {
-	Value   string
-	Expires time.Time
+// TokenSource returns an OAuth 2 access token, and when it expires. The zero time means that it isn't known.
+type TokenSource interface {
+	Token(ctx context.Context) (value string, expires time.Time, err error)
 }
 
 // PlainLogin are the credentials of a user with a password.
@@ -43,10 +42,11 @@ const maxToken = 60_000
 var errNoToken = errors.New("the token source returned no token")
 
 // next asks the source for a token. It returns when ctx ends, even if the source hangs.
-func (c Credentials) next(ctx context.Context) (AccessToken, error) {
+func (c Credentials) next(ctx context.Context) (token string, expires time.Time, err error) {
 	type result struct {
-		token AccessToken
-		err   error
+		token   string
+		expires time.Time
+		err     error
 	}
 	done := make(chan result, 1)
 	go func() {
@@ -57,38 +57,33 @@ func (c Credentials) next(ctx context.Context) (AccessToken, error) {
 			}
 			done <- r
 		}()
-		t, err := c.Source(ctx)
-		r = result{t, err}
+		token, expires, err := c.Source.Token(ctx)
+		r = result{strings.TrimSpace(token), expires, err} // a file often ends with a newline, and no token does
 	}()
 	select {
 	case r := <-done:
 		switch {
 		case r.err != nil:
-			return AccessToken{}, r.err
-		case r.token.Value == "":
-			return AccessToken{}, errNoToken
-		case !utf8.ValidString(r.token.Value) || strings.ContainsRune(r.token.Value, 0):
-			return AccessToken{}, errors.New("the token source returned a token with a NUL or invalid UTF-8")
-		case len(r.token.Value) > maxToken:
-			return AccessToken{}, fmt.Errorf("the token source returned a token of %d bytes, which is over %d", len(r.token.Value), maxToken)
-		case !r.token.Expires.IsZero() && !time.Now().Before(r.token.Expires):
-			return AccessToken{}, fmt.Errorf("the token source returned a token that expired at %s", r.token.Expires.Format(time.RFC3339))
+			return "", time.Time{}, r.err
+		case r.token == "":
+			return "", time.Time{}, errNoToken
+		case !utf8.ValidString(r.token) || strings.ContainsRune(r.token, 0):
+			return "", time.Time{}, errors.New("the token source returned a token with a NUL or invalid UTF-8")
+		case len(r.token) > maxToken:
+			return "", time.Time{}, fmt.Errorf("the token source returned a token of %d bytes, which is over %d", len(r.token), maxToken)
+		case !r.expires.IsZero() && !time.Now().Before(r.expires):
+			return "", time.Time{}, fmt.Errorf("the token source returned a token that expired at %s", r.expires.Format(time.RFC3339))
 		}
-		return r.token, nil
+		return r.token, r.expires, nil
 	case <-ctx.Done():
-		return AccessToken{}, context.Cause(ctx)
+		return "", time.Time{}, context.Cause(ctx)
 	}
 }
 
-// login returns the credentials with a token in them, if they need one.
-func (c Credentials) login(ctx context.Context) (Credentials, AccessToken, error) {
-	if c.Source == nil {
-		return c, AccessToken{}, nil
+// login returns the credentials with a token in them, if they need one, and when that expires.
+func (c Credentials) login(ctx context.Context) (_ Credentials, expires time.Time, err error) {
+	if c.Source != nil {
+		c.password, expires, err = c.next(ctx)
 	}
-	t, err := c.next(ctx)
-	if err != nil {
-		return c, AccessToken{}, err
-	}
-	c.password = t.Value
-	return c, t, nil
+	return c, expires, err
 }

@@ -17,8 +17,14 @@ func arrived(d *engine.Delivery) Arrival {
 		message.Decoded
 		tag [32]byte
 	}{}
-	a := Arrival{Msg: &x.Message, ID: d.ID}
-	if x.Decode(d.Payload) != nil {
+	a := Arrival{Msg: &x.Message, ID: d.ID, Size: d.Size, Kept: len(d.Payload)}
+	switch {
+	case d.Size > uint64(len(d.Payload)):
+		a.Unreadable = true
+		if x.Decode(frames.Head(d.Payload)) != nil {
+			x.Message = amqp.Message{}
+		}
+	case x.Decode(d.Payload) != nil:
 		x.Message = amqp.Message{Data: [][]byte{slices.Clone(d.Payload)}}
 		a.Unreadable = true
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/failure"
 )
 
@@ -42,15 +44,17 @@ type Pool struct {
 	growing    *growth       // nil: no further connection is being opened
 	Refusal    error         // why the last one wasn't opened; holds for backoff.Min
 	refusedAt  time.Time
-	past       poolStats // what the connections that have ended counted
+	// What the connections that have ended counted.
+	lost, rebuilt uint64
+	blocked       time.Duration
 }
 
 // PoolConfig configures a pool.
 type PoolConfig struct {
 	Dial           DialConfig // further connections get a number behind the name
 	MaxConnections int
-	Backoff        Backoff // between attempts to rebuild a connection
-	Observer       *event.Observer
+	Backoff        backoff.Exponential // between attempts to rebuild a connection
+	Observer       Observer
 	// OnConnected is called with the host:port of each new connection. It must not block.
 	OnConnected func(address string)
 	// Leader, if not nil, returns the node to prefer among several endpoints. It returns "" if
@@ -66,8 +70,9 @@ func NewPool(cfg PoolConfig, eps []Endpoint) *Pool {
 		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), Connect: Dial, IdleAfter: pooledIdle, RenewAfter: sessionDeliveries,
 		Closing: make(chan struct{}), changed: make(chan struct{}),
 	}
+	p.cfg.Dial.addresses = &addresses{}
 	for i := range eps {
-		eps[i].raw = eps[i].user(cfg.Dial.Impersonator)
+		eps[i].raw, eps[i].worked = eps[i].user(cfg.Dial.Impersonator), &atomic.Bool{}
 	}
 	p.Ctx, p.Cancel = context.WithCancel(context.Background())
 	p.expedite, p.cutOff = context.WithCancel(context.Background())
@@ -181,54 +186,39 @@ func (p *Pool) Outage() error {
 	return p.Conns[0].outage()
 }
 
-// poolState is the state of a pool at one moment. State documents the fields.
-type poolState struct {
-	Connected    bool
-	Connections  int
-	Since        time.Time
-	Generation   uint64
-	Endpoint     string
-	Broker       BrokerInfo
-	BlockedSince time.Time
-	Attempts     int
-	Err          error
+// ConnState is the state of one connection of a pool.
+type ConnState struct {
+	Live         *Wire     // nil while it is being rebuilt
+	BlockedSince time.Time // zero: it isn't blocked
+	Attempts     int       // to rebuild it that have failed
+	Why          error     // why it isn't live
 }
 
-func (p *Pool) State() poolState {
+// State calls f with the state of each connection, beginning with the first. changed is when it was last true
+// for the first time, or false, that all are live. opened counts the connections so far, and endpoint is where
+// the first is to. f must not call the pool.
+func (p *Pool) State(f func(ConnState)) (changed time.Time, opened uint64, endpoint string) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	s := poolState{Connected: true, Since: p.since, Generation: p.generation, Endpoint: p.Conns[0].endpoint}
 	for _, c := range p.Conns {
+		s := ConnState{Live: c.Live}
 		if c.Live == nil {
-			s.Connected = false
-			s.Attempts = max(s.Attempts, c.attempts)
-			if s.Err == nil {
-				s.Err = c.Why
-			}
-			continue
+			s.Attempts, s.Why = c.attempts, c.Why
+		} else {
+			s.BlockedSince = c.Live.Blockage.blockedSince()
 		}
-		s.Connections++
-		if since := c.Live.Blockage.blockedSince(); s.BlockedSince.IsZero() || !since.IsZero() && since.Before(s.BlockedSince) {
-			s.BlockedSince = since
-		}
+		f(s)
 	}
-	if w := p.first(); w != nil {
-		s.Broker = w.Broker
-	}
-	return s
+	return p.since, p.generation, p.Conns[0].endpoint
 }
 
-// poolStats are numbers of a pool's connections.
-type poolStats struct {
-	Lost, Rebuilt                     uint64
-	Connections, Sessions, BlockedNow int
-	Blocked                           time.Duration
-}
-
-func (p *Pool) Stats() poolStats {
+// Count adds the pool's connections to s.
+func (p *Pool) Count(s *instrument.Stats) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	s := p.past
+	s.Lost += p.lost
+	s.Rebuilt += p.rebuilt
+	s.Blocked += p.blocked
 	for _, c := range p.Conns {
 		if c.Live == nil {
 			continue
@@ -240,7 +230,6 @@ func (p *Pool) Stats() poolStats {
 			s.BlockedNow++
 		}
 	}
-	return s
 }
 
 // noteState is called with mu held whenever a connection is up, down, new or gone.
@@ -251,19 +240,4 @@ func (p *Pool) noteState() {
 	}
 	close(p.changed)
 	p.changed = make(chan struct{})
-}
-
-// notify reports an event of the connection w.
-func (p *Pool) notify(w *Wire, e event.StateEvent) {
-	e.Op, e.Target, e.Generation, e.Node = "connection", w.endpoint.Shown, w.generation, w.Broker.Node
-	p.cfg.Observer.Notify(e)
-}
-
-// NotifyUp reports an event of the first connection that is up, if there is one.
-func (p *Pool) NotifyUp(e event.StateEvent) {
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
-	if w := p.first(); w != nil {
-		p.notify(w, e)
-	}
 }

@@ -9,8 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/loglines"
 )
 
 // pooledIdle is how long a further connection may be without a taken slot before the pool closes
@@ -37,10 +38,11 @@ type pooledConn struct {
 	Live       *Wire // nil while there is no connection
 	Why        error // why there is none
 	since      time.Time
-	generation uint64 // of the wire made last
-	endpoint   string // where it was to
-	at         int    // the index of that endpoint
-	attempts   int    // to rebuild it that have failed
+	generation uint64          // of the wire made last
+	endpoint   string          // where it was to
+	at         int             // the index of that endpoint
+	attempts   int             // to rebuild it that have failed
+	down       loglines.Outage // only the supervisor uses it
 
 	limit int         // sessions that the wire made last can carry
 	Taken int         // slots that are reserved or in use
@@ -75,18 +77,18 @@ func (c *pooledConn) begin(w *Wire, at, attempts int) {
 	p := c.pool
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
-	e := event.StateEvent{Kind: event.EventUp, Attempt: attempts}
+	var down time.Duration
 	if c.generation > 0 {
-		p.past.Rebuilt++
-		e.Down = time.Since(c.since)
+		p.rebuilt++
+		down = time.Since(c.since)
 	}
 	p.generation++
 	w.generation = p.generation
 	c.since, c.generation, c.attempts = time.Now(), w.generation, 0
 	c.endpoint, c.at, c.limit = w.endpoint.Shown, at, w.Limit
 	p.cfg.OnConnected(w.endpoint.address)
-	p.notify(w, e) // before its users can report their links
-	w.Blockage.Start(w.Broker.Node, func(e event.StateEvent) { p.notify(w, e) })
+	p.cfg.Observer.Up(w.Place(), attempts, down) // before its users can report their links
+	w.Blockage.Start(w.Place(), p.cfg.Observer)
 	c.Change(w, nil)
 	c.keepers.Go(func() { p.keepToken(w) })
 }
@@ -97,9 +99,9 @@ func (c *pooledConn) end(w *Wire, why error) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	c.since = time.Now()
-	p.past.Lost++
-	p.past.Blocked += w.Blockage.total()
-	p.notify(w, event.StateEvent{Kind: event.EventLost, Err: why})
+	p.lost++
+	p.blocked += w.Blockage.total()
+	p.cfg.Observer.Lost(w.Place(), why)
 	c.Change(nil, why)
 }
 
@@ -125,7 +127,7 @@ func (c *pooledConn) outage() error {
 func (c *pooledConn) supervise(w *Wire, at int) {
 	defer close(c.Done)
 	p := c.pool
-	for try := range Tries(c.ctx, c.pause) {
+	for try := range backoff.Tries(c.ctx, c.pause) {
 		if w == nil {
 			if w, at = c.rebuild(at); w == nil {
 				continue
@@ -141,9 +143,12 @@ func (c *pooledConn) supervise(w *Wire, at int) {
 		w.fail()
 		w.Cancel()
 		c.end(w, lost)
-		p.cfg.Dial.Log.Warn("hopback: connection lost; reconnecting", "endpoint", w.endpoint.Shown, "node", w.Broker.Node, "error", lost)
+		c.down = loglines.Outage{}
+		c.down.Due(time.Now()) // it is: this line is the first
+		p.cfg.Dial.Log.Warn("hopback: connection lost; reconnecting", "endpoint", w.endpoint.Shown, "node", w.Node, "error", lost)
 		if w.GivenUp.Load() != nil {
 			at = (at + 1) % len(p.endpoints)
+			c.Cfg.fail(w.Net)
 		}
 		w = nil
 	}
@@ -164,10 +169,13 @@ func (c *pooledConn) pause(failures int) time.Duration {
 // it is to or that is to be tried next.
 func (c *pooledConn) rebuild(at int) (*Wire, int) {
 	p, attempt := c.pool, c.attempts+1 // since the connection was lost
+	p.Mu.Lock()
+	lost := c.since
+	p.Mu.Unlock()
 	w, i, err := p.Dial(c.ctx, at, c.Cfg)
 	if err == nil {
 		c.begin(w, i, attempt)
-		p.cfg.Dial.Log.Info("hopback: reconnected", "endpoint", w.endpoint.Shown, "node", w.Broker.Node, "version", w.Broker.Version, "attempts", attempt)
+		p.cfg.Dial.Log.Info("hopback: reconnected", "endpoint", w.endpoint.Shown, "node", w.Node, "version", w.Version, "after", time.Since(lost).Round(time.Millisecond), "attempts", attempt)
 		return w, i
 	}
 	if c.ctx.Err() == nil {
@@ -176,8 +184,9 @@ func (c *pooledConn) rebuild(at int) (*Wire, int) {
 		generation := c.generation
 		c.Change(nil, err)
 		p.Mu.Unlock()
-		p.cfg.Observer.Notify(event.StateEvent{Kind: event.EventRefused, Op: "connection", Target: p.endpoints[i].Shown, Generation: generation, Attempt: attempt, Err: err})
-		p.cfg.Dial.Log.Warn("hopback: reconnecting failed; trying again", "endpoint", p.endpoints[i].Shown, "attempt", attempt, "error", err)
+		p.cfg.Observer.Refused(Place{Endpoint: p.endpoints[i].Shown, Generation: generation}, attempt, err)
+		now := time.Now()
+		p.cfg.Dial.Log.Log(c.ctx, c.down.Level(now), "hopback: reconnecting failed; trying again", "endpoint", p.endpoints[i].Shown, "down", now.Sub(lost).Round(time.Millisecond), "attempts", attempt, "error", err)
 	}
 	return nil, (i + 1) % len(p.endpoints)
 }
@@ -190,7 +199,7 @@ func (c *pooledConn) close(ctx context.Context) {
 	p.Mu.Lock()
 	w := c.Live
 	if w != nil {
-		p.past.Blocked += w.Blockage.total()
+		p.blocked += w.Blockage.total()
 	}
 	c.Change(nil, failure.ErrClosed)
 	if c.idle != nil {
@@ -202,7 +211,7 @@ func (c *pooledConn) close(ctx context.Context) {
 		w.close(ctx)
 	}
 	c.keepers.Wait()
-	p.cfg.Observer.Notify(event.StateEvent{Kind: event.EventEnded, Op: "connection", Target: endpoint, Generation: generation})
+	p.cfg.Observer.Ended(Place{Endpoint: endpoint, Generation: generation})
 }
 
 // slots is how many sessions the connection has for consumers and publishers.
@@ -274,11 +283,10 @@ func (p *Pool) grow() (*growth, error) {
 	g := &growth{done: make(chan struct{})}
 	p.growing = g
 	p.Background.Go(func() {
-		w, at, err := p.dialAny(c, at)
+		w, at, err := p.openFurther(c, at, first)
 		if err == nil {
 			c.Run(w, at)
 		} else {
-			err = p.refused(c.ctx, first, err)
 			c.cancel()
 		}
 		p.Mu.Lock()
@@ -301,14 +309,14 @@ func (p *Pool) grow() (*growth, error) {
 func (p *Pool) dialAny(c *pooledConn, at int) (*Wire, int, error) {
 	var errs []error
 	for n := range p.endpoints {
-		w, i, err := p.Dial(c.ctx, (at+n)%len(p.endpoints), c.Cfg)
+		w, i, err := p.dialEach(c.ctx, (at+n)%len(p.endpoints), c.Cfg)
 		if err == nil {
 			return w, i, nil
 		}
 		if c.ctx.Err() != nil {
 			return nil, 0, failure.ErrClosed
 		}
-		p.cfg.Observer.Notify(event.StateEvent{Kind: event.EventRefused, Op: "connection", Target: p.endpoints[i].Shown, Attempt: n + 1, Err: err})
+		p.cfg.Observer.Refused(Place{Endpoint: p.endpoints[i].Shown}, n+1, err)
 		p.cfg.Dial.Log.Warn("hopback: an additional connection can't be opened", "connection", c.Cfg.Name, "endpoint", p.endpoints[i].Shown, "error", err)
 		errs = append(errs, err)
 	}
@@ -326,36 +334,80 @@ func (p *Pool) freeNumber() int {
 
 // full is the error when nothing more can be opened. It is called with mu held.
 func (p *Pool) full() error {
+	if first := p.Conns[0]; first.slots() == 0 {
+		// A further connection would have none either.
+		return failure.MarkLasting(&failure.Error{Op: "open session", Kind: failure.ErrSessionLimit, Text: fmt.Sprintf(
+			"the broker allows %d session on a connection (channel-max %d), which hopback needs for management; raise the broker's settings session_max_per_connection and channel_max to 4 at least",
+			first.limit, first.limit-1)})
+	}
 	taken := 0
 	for _, c := range p.Conns {
 		taken += c.Taken
 	}
 	return &failure.Error{Op: "open session", Kind: failure.ErrSessionLimit, Text: fmt.Sprintf(
-		"all %d sessions of the %d connections that Config.MaxConnections allows are in use; a consumer needs two sessions, a publisher one; close those that you don't need, or raise MaxConnections",
-		taken, len(p.Conns))}
+		"all %d sessions of the %d connections that Config.MaxConnections allows are in use (the broker allows %d on a connection, and hopback keeps %d of them for management); a consumer needs two sessions, a publisher one; close those that you don't need, or raise MaxConnections",
+		taken, len(p.Conns), p.Conns[0].limit, spareSessions(p.Conns[0].limit))}
 }
 
 // noticing is how long the loss of the first connection may take to be noticed, after that of
 // another one to the same broker.
 const noticing = 100 * time.Millisecond
 
-// refused is the error when an additional connection can't be opened. The others use the same
-// virtual host, so the broker refuses one more connection, not the virtual host: RabbitMQ closes
-// the socket without a reason. One that ends does the same, but then the first connection, which
-// had the generation first, ends too.
-func (p *Pool) refused(ctx context.Context, first uint64, err error) error {
-	if !errors.Is(err, failure.ErrVirtualHost) || !Pause(ctx, noticing) {
-		return err
+// furtherTries is how often an additional connection is tried before its callers get an error, and
+// furtherRefusals how many of these tries the broker may refuse. One try that fails may be the
+// network's doing. A refusal takes RabbitMQ 3 s.
+const (
+	furtherTries    = 3
+	furtherRefusals = 2
+)
+
+// openFurther opens an additional connection. first is the generation of the first connection: if
+// that is lost, too, the broker has ended, and callers wait until it is back.
+func (p *Pool) openFurther(c *pooledConn, at int, first uint64) (*Wire, int, error) {
+	refusals := 0
+	for n := range furtherTries {
+		w, i, err := p.dialAny(c, at)
+		if err == nil {
+			return w, i, nil
+		}
+		if !backoff.Sleep(c.ctx, noticing) {
+			return nil, 0, failure.ErrClosed
+		}
+		if p.hasLostFirst(first) {
+			return nil, 0, &failure.Error{Op: "connect", Kind: failure.ErrConnectionLost, Text: "the broker has closed all connections"}
+		}
+		if errors.Is(err, failure.ErrVirtualHost) {
+			if refusals++; refusals == furtherRefusals {
+				return nil, 0, limited(err)
+			}
+		} else if !failure.WorthRetrying(err) || n+1 == furtherTries {
+			return nil, 0, err
+		}
+		if !backoff.Sleep(c.ctx, p.cfg.Backoff.Pause(n)) {
+			return nil, 0, failure.ErrClosed
+		}
 	}
+	return nil, 0, failure.ErrClosed
+}
+
+// hasLostFirst reports whether the first connection, which had this generation, has ended.
+func (p *Pool) hasLostFirst(generation uint64) bool {
 	p.Mu.Lock()
-	lost := p.Conns[0].Live == nil || p.Conns[0].generation != first
-	p.Mu.Unlock()
-	if lost {
-		return &failure.Error{Op: "connect", Kind: failure.ErrConnectionLost, Text: "the broker has closed all connections"}
-	}
-	e := &failure.Error{Op: "connect", Kind: failure.ErrSessionLimit, Err: err, Text: "all sessions of the open connections are in use, and the broker refuses another connection; raise its connection limits for the virtual host and the user, or open fewer consumers and publishers"}
+	defer p.Mu.Unlock()
+	return p.Conns[0].Live == nil || p.Conns[0].generation != generation
+}
+
+// limited is the error of an additional connection that the broker refuses. The others use the same
+// virtual host, so the broker refuses one more connection, not the virtual host: RabbitMQ closes the
+// socket without a reason.
+func limited(err error) error {
+	e := &failure.Error{Op: "connect", Kind: failure.ErrSessionLimit, Err: err, Text: "all sessions of the open connections are in use, and the broker refuses another connection"}
 	if first, ok := errors.AsType[*failure.Error](err); ok {
 		e.Target = first.Target
+		if first.Err != nil {
+			e.Text += " (" + failure.Clip(failure.Readable(first.Err.Error()), 200) + ")"
+		}
 	}
+	e.Text += "; raise its connection limits for the virtual host and the user, or open fewer consumers and publishers"
 	return e
 }

@@ -13,12 +13,12 @@ import (
 // leaderTimeout bounds the question which node leads a queue.
 const leaderTimeout = 5 * time.Second
 
-// Open opens the first connection. It tries each endpoint once.
+// Open opens the first connection. It tries each endpoint once, at each address of its host.
 func (p *Pool) Open(ctx context.Context) error {
 	var errs []error
 	first := p.Conns[0]
 	for i := range p.endpoints {
-		w, at, err := p.Dial(ctx, i, first.Cfg)
+		w, at, err := p.dialEach(ctx, i, first.Cfg)
 		if err == nil {
 			first.Run(w, at)
 			return nil
@@ -35,6 +35,25 @@ func (p *Pool) Open(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// dialEach is Dial, at each address of the endpoint's host until a broker answers. The error is that
+// of the first.
+func (p *Pool) dialEach(ctx context.Context, i int, cfg DialConfig) (*Wire, int, error) {
+	var first error
+	for tries := 1; ; tries++ {
+		w, at, err := p.Dial(ctx, i, cfg)
+		if err == nil {
+			return w, at, nil
+		}
+		if first == nil {
+			first = err
+		}
+		if ctx.Err() != nil || !cfg.addresses.more(ctx, p.endpoints[i], cfg, tries, err) {
+			return nil, i, first
+		}
+		cfg.fresh = true
+	}
+}
+
 // Dial connects to endpoint i, or to another that leads to the preferred node. It returns the
 // connection with the index of its endpoint.
 func (p *Pool) Dial(ctx context.Context, i int, cfg DialConfig) (*Wire, int, error) {
@@ -42,14 +61,14 @@ func (p *Pool) Dial(ctx context.Context, i int, cfg DialConfig) (*Wire, int, err
 	if err != nil {
 		return nil, i, err
 	}
-	p.noteNode(i, w.Broker.Node)
+	p.noteNode(i, w.Node)
 	if p.cfg.Leader == nil || len(p.endpoints) == 1 {
 		return w, i, nil
 	}
 	limited, cancel := context.WithTimeout(ctx, leaderTimeout)
 	leader := p.cfg.Leader(limited, w)
 	cancel()
-	if leader == "" || leader == w.Broker.Node {
+	if leader == "" || leader == w.Node {
 		return w, i, nil
 	}
 	for _, j := range p.othersFor(i, leader) {
@@ -57,8 +76,8 @@ func (p *Pool) Dial(ctx context.Context, i int, cfg DialConfig) (*Wire, int, err
 		if err != nil {
 			continue // the one that we have does
 		}
-		p.noteNode(j, other.Broker.Node)
-		if other.Broker.Node == leader {
+		p.noteNode(j, other.Node)
+		if other.Node == leader {
 			closeWire(w)
 			return other, j, nil
 		}
@@ -116,7 +135,7 @@ func dialRaw(ctx context.Context, ep Endpoint, cfg DialConfig) (dedicated.Dialed
 	defer cancel()
 	sasl, _, err := ep.sasl.login(ctx)
 	if err != nil {
-		return dedicated.Dialed{}, &failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrAuthentication, Err: err}
+		return dedicated.Dialed{}, noToken(ep, err)
 	}
 	raw, err := dialEndpoint(ctx, ep, cfg)
 	if err != nil {
@@ -124,6 +143,7 @@ func dialRaw(ctx context.Context, ep Endpoint, cfg DialConfig) (dedicated.Dialed
 	}
 	return dedicated.Dialed{
 		Net: raw, Host: "vhost:" + ep.vhost, Name: failure.Clip(cfg.Name, MaxName-8), Shown: ep.Shown,
-		Mechanism: sasl.Mechanism, Response: sasl.response(), IdleTimeout: cfg.IdleTimeout, Login: ep.raw,
+		Mechanism: sasl.Mechanism, Response: sasl.response(), IdleTimeout: cfg.IdleTimeout, Login: ep.raw, MaxMessageSize: cfg.MaxMessageSize,
+		Failed: func() { cfg.fail(raw) },
 	}, nil
 }

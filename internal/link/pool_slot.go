@@ -2,9 +2,9 @@ package link
 
 import (
 	"context"
+	"errors"
 	"slices"
 
-	"github.com/hopback/hopback/internal/event"
 	"github.com/hopback/hopback/internal/failure"
 )
 
@@ -129,20 +129,17 @@ func (r *Reservation) conn() *pooledConn {
 	return r.pool.Conns[0]
 }
 
-// Notify reports an event of the consumer or publisher.
-func (r *Reservation) Notify(e event.StateEvent) {
+// Place is the connection of the consumer or publisher.
+func (r *Reservation) Place() Place {
 	p := r.pool
-	if !p.cfg.Observer.Listens() {
-		return
-	}
 	p.Mu.Lock()
+	defer p.Mu.Unlock()
 	c := r.conn()
-	e.Generation = c.generation
+	at := Place{Endpoint: c.endpoint, Generation: c.generation}
 	if c.Live != nil {
-		e.Node = c.Live.Broker.Node
+		at.Node = c.Live.Node
 	}
-	p.Mu.Unlock()
-	p.cfg.Observer.Notify(e)
+	return at
 }
 
 // Outage is why the reservation's connection carries no messages now; nil if it does.
@@ -154,6 +151,29 @@ func (r *Reservation) Outage() error {
 		return err
 	}
 	return p.Refusal
+}
+
+// ErrNoRoom is returned by OpenExtra.
+var ErrNoRoom = errors.New("no connection that is up has half of its session slots free")
+
+// OpenExtra opens a session that its caller can do without. It leaves half of a connection's slots to
+// others, and neither opens a further connection nor waits for one: the error is ErrNoRoom.
+func (p *Pool) OpenExtra(ctx context.Context) (*WireSession, error) {
+	p.Mu.Lock()
+	i := slices.IndexFunc(p.Conns, func(c *pooledConn) bool { return c.Live != nil && 2*c.free() > c.slots() })
+	if i < 0 {
+		p.Mu.Unlock()
+		return nil, ErrNoRoom
+	}
+	c := p.Conns[i]
+	w := c.Live
+	c.take(1)
+	p.Mu.Unlock()
+	return w.Session(ctx, p.RenewAfter, func() {
+		p.Mu.Lock()
+		defer p.Mu.Unlock()
+		c.release()
+	})
 }
 
 // wireOf returns the wire of the slot's connection, and waits while that is being rebuilt. The

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/hopback/hopback/internal/event"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/failure"
 )
 
@@ -13,21 +13,21 @@ func due(left time.Duration) time.Duration { return max(left/5*4, 0) }
 
 // keepToken renews the token of w ahead of its end, for as long as w lives.
 func (p *Pool) keepToken(w *Wire) {
-	expires := w.token.Expires
+	expires := w.expires
 	if expires.IsZero() || w.Old.KeepsToken {
 		return
 	}
 	failures := 0
 	wait := due(time.Until(expires))
-	for Pause(w.Ctx, wait) {
-		next, err := w.endpoint.sasl.next(w.Ctx)
-		if err == nil && !next.Expires.IsZero() && !next.Expires.After(expires) {
+	for backoff.Sleep(w.Ctx, wait) {
+		token, until, err := w.endpoint.sasl.next(w.Ctx)
+		if err == nil && !until.IsZero() && !until.After(expires) {
 			// The source keeps its token for longer than four fifths of its time.
 			wait = max(due(time.Until(expires)), 50*time.Millisecond)
 			continue
 		}
 		if err == nil {
-			err = p.sendToken(w, next)
+			err = p.sendToken(w, token)
 		}
 		if w.Ctx.Err() != nil {
 			return
@@ -35,24 +35,24 @@ func (p *Pool) keepToken(w *Wire) {
 		if err != nil {
 			err = &failure.Error{Op: "connection", Target: w.endpoint.Shown, Kind: failure.ErrAuthentication, Err: err}
 			p.cfg.Dial.Log.Warn("hopback: the token wasn't renewed; trying again", "endpoint", w.endpoint.Shown, "expires", expires, "error", err)
-			p.notify(w, event.StateEvent{Kind: event.EventTokenRefused, Attempt: failures + 1, Err: err})
+			p.cfg.Observer.TokenRefused(w.Place(), failures+1, err)
 			wait = p.cfg.Backoff.Pause(failures)
 			failures++
 			continue
 		}
-		p.notify(w, event.StateEvent{Kind: event.EventTokenRenewed, Attempt: failures + 1})
+		p.cfg.Observer.TokenRenewed(w.Place(), failures+1)
 		failures = 0
-		if next.Expires.IsZero() {
+		if until.IsZero() {
 			return
 		}
-		expires = next.Expires
+		expires = until
 		wait = due(time.Until(expires))
 	}
 }
 
 // sendToken gives the broker a new token for the connection w.
-func (p *Pool) sendToken(w *Wire, t AccessToken) error {
+func (p *Pool) sendToken(w *Wire, token string) error {
 	ctx, cancel := context.WithTimeout(w.Ctx, LinkTimeout)
 	defer cancel()
-	return p.cfg.SendToken(ctx, w, t.Value)
+	return p.cfg.SendToken(ctx, w, token)
 }

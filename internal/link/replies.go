@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/Azure/go-amqp"
-
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/oldbroker"
@@ -55,6 +53,8 @@ func (s *WireSession) replies(ctx context.Context, from replylink.Source) (*wire
 		cfg.Settled = true
 		cfg.Source = &frames.Source{Dynamic: true, Capabilities: []frames.Symbol{"rabbitmq:volatile-queue"}, ExpiryPolicy: "link-detach"}
 	}
+	cfg.MaxKept = s.w.maxMessage
+	s.s.Limit(PrefetchBytes)
 	r := newWireReceiver(s, &s.w.heard)
 	if err := r.attach(ctx, limit, cfg); err != nil {
 		return nil, err
@@ -72,6 +72,7 @@ type replySession struct {
 type replyLink struct {
 	r    *wireReceiver
 	used uint32 // credit since the last was granted
+	held int    // bytes of the reply that was received last
 }
 
 func (s *replySession) Address(link int) string {
@@ -79,21 +80,27 @@ func (s *replySession) Address(link int) string {
 	return address
 }
 
-func (s *replySession) Receive(ctx context.Context, link int) (m *amqp.Message, id uint32, err error) {
+func (s *replySession) Receive(ctx context.Context, link int) (reply replylink.Reply, err error) {
 	l := s.links[link]
 	if s.of.Exhaust() >= 1 {
-		return nil, 0, &failure.Error{Op: "call", Kind: failure.ErrConnectionLost, Text: "the session is replaced, since its delivery-ids run out"}
+		return reply, &failure.Error{Op: "call", Kind: failure.ErrConnectionLost, Text: "the session is replaced, since its delivery-ids run out"}
 	}
+	l.r.Release(l.held) // its call has it
 	a, err := l.r.Receive(ctx)
+	l.held = a.Kept
 	if err != nil {
-		return nil, 0, failure.NewError("call", "", failure.ErrConnectionLost, err)
+		return reply, failure.NewError("call", "", failure.ErrConnectionLost, err)
+	}
+	reply.Message, reply.ID = a.Msg, a.ID
+	if a.Size > uint64(a.Kept) {
+		reply.TooLarge = a.Size
 	}
 	if l.used++; l.used >= max(s.credit/4, 1) {
 		if err := l.r.IssueCredit(l.used); err == nil {
 			l.used = 0
 		}
 	}
-	return a.Msg, a.ID, nil
+	return reply, nil
 }
 
 func (s *replySession) Accept(link int, id uint32) error {

@@ -2,7 +2,6 @@ package link
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -11,6 +10,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	engine "github.com/hopback/hopback/internal/amqp"
+	"github.com/hopback/hopback/internal/fifo"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/oldbroker"
@@ -76,7 +76,7 @@ func (s *WireSession) Answering(ctx context.Context, limit time.Duration) bool {
 }
 
 // errOverdue is why a connection is given up whose queues take messages and don't answer.
-var errOverdue = errors.New("the broker leaves messages unanswered")
+const errOverdue silence = "the broker leaves messages unanswered"
 
 func (s *WireSession) Exhaust() float64 { return float64(s.used.Load()) / float64(s.after) }
 
@@ -94,7 +94,7 @@ func (s *WireSession) Close(ctx context.Context) {
 	}
 	time.AfterFunc(attachTimeout, func() {
 		if !failure.IsClosed(s.s.Done()) {
-			s.w.giveUp(errNoAnswer{attachTimeout})
+			s.w.giveUp(noAnswer(attachTimeout))
 		}
 	})
 }
@@ -107,6 +107,10 @@ func (s *WireSession) Receiver(ctx context.Context, source string, o ReceiverOpt
 	if o.State != nil {
 		cfg.OnFlow = func(m frames.Map) { o.State(plainMap(m)) }
 	}
+	if o.MaxBytes > 0 {
+		s.s.Limit(o.MaxBytes)
+	}
+	cfg.MaxKept = s.w.maxMessage
 	r := newWireReceiver(s, &s.w.heard)
 	if err := r.attach(ctx, attachTimeout, cfg); err != nil {
 		return nil, err
@@ -155,15 +159,15 @@ func (s *WireSession) Pair(ctx context.Context, name, node string, credit uint32
 }
 
 // wireReceiver keeps deliveries between the goroutine that reads from the connection and the
-// one that takes them. The link's credit bounds how many there are.
+// one that takes them. The link's credit bounds how many there are, and ReceiverOptions.MaxBytes
+// how many bytes.
 type wireReceiver struct {
 	r     *engine.Receiver
 	of    *WireSession
 	heard *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
 
 	mu     sync.Mutex
-	queue  []Arrival
-	head   int
+	queue  fifo.Queue[Arrival]
 	wake   chan struct{} // has room for one: a delivery has come
 	drains chan uint32   // has room for one: the count of the last drain that is over
 	over   chan struct{} // closed when the link has ended
@@ -188,7 +192,7 @@ func (l *wireReceiver) delivered(d *engine.Delivery) {
 	l.of.count(l.heard)
 	a := arrived(d)
 	l.mu.Lock()
-	l.queue = append(l.queue, a)
+	l.queue.Push(a)
 	l.mu.Unlock()
 	select {
 	case l.wake <- struct{}{}:
@@ -207,15 +211,10 @@ func (l *wireReceiver) drained(count uint32) {
 func (l *wireReceiver) Prefetched() (a Arrival, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.head == len(l.queue) {
+	if l.queue.Len() == 0 {
 		return a, false
 	}
-	a = l.queue[l.head]
-	l.queue[l.head] = Arrival{}
-	if l.head++; l.head == len(l.queue) {
-		l.queue, l.head = l.queue[:0], 0
-	}
-	return a, true
+	return l.queue.Pop(), true
 }
 
 func (l *wireReceiver) Receive(ctx context.Context) (Arrival, error) {
@@ -237,19 +236,29 @@ func (l *wireReceiver) Receive(ctx context.Context) (Arrival, error) {
 	}
 }
 
+func (l *wireReceiver) Release(bytes int) { l.r.Taken(bytes) }
+
+func (l *wireReceiver) Full() bool { return l.of.s.Full() }
+
 func (l *wireReceiver) IssueCredit(n uint32) error { return transport(l.r.AddCredit(n)) }
 
 func (l *wireReceiver) Claims() bool { return l.r.Claims() }
 
-func (l *wireReceiver) Drain(ctx context.Context) error { return l.Claim(ctx, 0, nil) }
+func (l *wireReceiver) Drain(ctx context.Context) error { return l.Claim(ctx, 0, nil, nil) }
 
-func (l *wireReceiver) Claim(ctx context.Context, credit uint32, tokens []string) error {
+func (l *wireReceiver) Claim(ctx context.Context, credit uint32, tokens []string, came func()) error {
 	count, err := l.r.Claim(credit, tokens)
 	if err != nil {
 		return transport(err)
 	}
+	var wake <-chan struct{}
+	if came != nil {
+		wake = l.wake
+	}
 	for {
 		select {
+		case <-wake:
+			came()
 		case n := <-l.drains:
 			if n == count {
 				return nil
@@ -300,11 +309,11 @@ type wireSending struct {
 }
 
 func (x *wireSending) Withdraw() bool {
-	if !x.by.s.Withdraw(&x.Sending) {
-		return false
+	unsent, withdrawn := x.by.s.Withdraw(&x.Sending)
+	if withdrawn { // else Answered frees it
+		x.free()
 	}
-	x.free()
-	return true
+	return unsent
 }
 
 func (l *WireSender) Send(m *amqp.Message, to Receipt) (handle Sending, lost bool, err error) {

@@ -16,16 +16,10 @@ import (
 // many. It panics over map keys that Go can't hash, and reads neither char nor decimals. It
 // doesn't compare the sizes of compound values with what is in them, as [frames.ReadValue]
 // does: where they differ, elements that take no room in the message could take much memory.
+// Nor does it bound the number of maps: a small one takes 100 times its bytes.
 func decodable(b []byte) error {
-	for rest := b; len(rest) > 0; {
-		v, behind, err := frames.ReadValue(rest)
-		if err == nil {
-			err = sectionDecodable(v)
-		}
-		if err != nil {
-			return fmt.Errorf("at byte %d: %w", len(b)-len(rest), err)
-		}
-		rest = behind
+	if at, err := frames.ReadValues(b, sectionDecodable); err != nil {
+		return fmt.Errorf("at byte %d: %w", at, err)
 	}
 	return nil
 }
@@ -72,6 +66,9 @@ func valueDecodable(v any) error {
 	case frames.Array:
 		if v.Descriptor != nil {
 			return errors.New("go-amqp can't decode an array of described values")
+		}
+		if len(v.Elements) > 0 && v.Shared() { // they are all the same, and there may be many in each section
+			return valueDecodable(v.Elements[0])
 		}
 		return valuesDecodable(v.Elements)
 	}

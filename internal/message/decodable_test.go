@@ -37,7 +37,7 @@ func survives(t *testing.T, b []byte) {
 	}
 }
 
-// nested is a list in a list in a list...
+// nestedLists is a list in a list in a list...
 func nestedLists(depth int) []byte {
 	b := []byte{0x40}
 	for range depth {

@@ -25,7 +25,7 @@ type Decoded struct {
 // that the message can't be read by anybody, x is what it was. Decode doesn't panic
 // for any b.
 func (x *Decoded) Decode(b []byte) error {
-	d := decoder{b: b, end: len(b), x: x}
+	d := newDecoder(b, x)
 	d.message()
 	if !d.not {
 		return nil
@@ -54,6 +54,12 @@ type decoder struct {
 	box         bool // a string is likely to be one that other messages have as well
 
 	used int // of x.texts
+
+	budget frames.Budget
+}
+
+func newDecoder(b []byte, x *Decoded) decoder {
+	return decoder{b: b, end: len(b), x: x, budget: frames.NewBudget(len(b))}
 }
 
 // maxShared is how large a section is whose strings are in one piece, which is kept as long
@@ -180,7 +186,8 @@ func (d *decoder) enter(code, short byte) (count, outer int) {
 	}
 	outer, d.end = d.end, d.at+size
 	count = d.size(code)
-	if count < 0 || count > d.end-d.at || count > maxCount || short == frames.CodeMap8 && count%2 == 1 {
+	if count < 0 || count > d.end-d.at || count > maxCount || !d.budget.Elements(count) ||
+		short == frames.CodeMap8 && (count%2 == 1 || !d.budget.Map()) {
 		d.give()
 		return 0, outer
 	}

@@ -29,7 +29,7 @@ func theirs(b []byte) *amqp.Message {
 // left says whether Decode leaves a message to go-amqp.
 func left(b []byte) bool {
 	var x Decoded
-	d := decoder{b: b, end: len(b), x: &x}
+	d := newDecoder(b, &x)
 	d.message()
 	return d.not
 }

@@ -14,9 +14,12 @@ type Before43 struct {
 	IgnoresDeliveryTime bool
 	// LosesSettlements: settlements may be lost when the leader of a queue moves.
 	LosesSettlements bool
+	// LacksStrictPriorities: quorum queues tell two priorities apart, and prefer the higher one only
+	// in part.
+	LacksStrictPriorities bool
 }
 
 func before43(atLeast func(major, minor int) bool) Before43 {
 	old := !atLeast(4, 3)
-	return Before43{old, old, old, old, old, old}
+	return Before43{old, old, old, old, old, old, old}
 }

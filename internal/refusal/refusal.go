@@ -5,6 +5,7 @@ package refusal
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 )
 
@@ -18,7 +19,7 @@ func Context(parent context.Context) (ctx context.Context, end func(result error
 	c := &Consumer{cancel: cancel, refused: make(chan error, 1)}
 	return context.WithValue(inner, key{}, c), func(result error) error {
 		cancel(nil)
-		c.ended.Store(true)
+		c.finish()
 		select {
 		case err := <-c.refused:
 			return err
@@ -34,6 +35,9 @@ type Consumer struct {
 	cancel  context.CancelCauseFunc
 	refused chan error // holds the first refusal
 	ended   atomic.Bool
+
+	mu    sync.Mutex
+	onEnd []func()
 }
 
 // Of returns the consumer whose Prepare or handler ctx is, or nil if ctx is of none.
@@ -44,6 +48,27 @@ func Of(ctx context.Context) *Consumer {
 
 // Ended reports whether the consumer has ended.
 func (c *Consumer) Ended() bool { return c.ended.Load() }
+
+// OnEnd has f called when the consumer has ended. It does nothing for a nil Consumer.
+func (c *Consumer) OnEnd(f func()) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.onEnd = append(c.onEnd, f)
+}
+
+func (c *Consumer) finish() {
+	c.ended.Store(true)
+	c.mu.Lock()
+	all := c.onEnd
+	c.onEnd = nil
+	c.mu.Unlock()
+	for _, f := range all {
+		f()
+	}
+}
 
 // Stop ends the consumer with err. It reports whether ctx is of a consumer's handler;
 // if not, nothing happens. The delivery is to be requeued as not failed.

@@ -5,11 +5,12 @@ package userid
 import (
 	"errors"
 	"maps"
-	"strings"
 	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/Azure/go-amqp"
+
+	"github.com/hopback/hopback/internal/condition"
 )
 
 // Annotation is client.AnnotationUserID.
@@ -49,7 +50,7 @@ func (l *Login) Refuses(id []byte) bool { return l.refused.Load() && !l.Accepts(
 // Learn learns from the description of an error with which the broker has ended a link or a
 // session. It reports whether the broker did so because of a user-id.
 func (l *Login) Learn(description string) bool {
-	user, ok := Refusal(description)
+	user, ok := condition.UserID(description)
 	if ok {
 		l.user.Store(&user)
 		l.impersonator.Store(false)
@@ -63,21 +64,6 @@ func (l *Login) Learn(description string) bool {
 func (l *Login) LearnFrom(err error) bool {
 	remote, ok := errors.AsType[*amqp.Error](err)
 	return ok && remote != nil && remote.Condition == amqp.ErrCondUnauthorizedAccess && l.Learn(remote.Description)
-}
-
-// Refusal reports whether the description of an error amqp:unauthorized-access is about a
-// user-id, and returns the connection's user. The user-id in it is the sender's: it may look
-// like the rest of the description.
-func Refusal(description string) (user string, ok bool) {
-	const before, between = "user_id property set to '", "' but authenticated user was '"
-	i := strings.LastIndex(description, between)
-	if !strings.HasPrefix(description, before) || i < 0 || !strings.HasSuffix(description, "'") {
-		return "", false
-	}
-	if i += len(between); i >= len(description) {
-		return "", false
-	}
-	return description[i : len(description)-1], true
 }
 
 // Of returns m's user-id, or nil.

@@ -6,24 +6,6 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-func TestRefusal(t *testing.T) {
-	t.Parallel()
-	for description, user := range map[string]string{
-		"user_id property set to 'ada' but authenticated user was 'bob'":                                         "bob",
-		"user_id property set to 'x' but authenticated user was 'y' but authenticated user was 'bob'":            "bob",
-		"user_id property set to '' but authenticated user was 'o'hara'":                                         "o'hara",
-		"write access to exchange 'x' in vhost '/' refused for user 'bob'":                                       "",
-		"user_id property set to 'ada'":                                                                          "",
-		"user_id property set to 'ada' but authenticated user was '":                                             "",
-		"user_id property set to 'ada' but authenticated user was 'bob":                                          "",
-		"write access to exchange 'user_id property set to 'ada' but authenticated user was 'bob'' in vhost '/'": "",
-	} {
-		got, ok := Refusal(description)
-		assert.Equal(t, user, got, description)
-		assert.Equal(t, user != "", ok, description)
-	}
-}
-
 func TestLogin(t *testing.T) {
 	t.Parallel()
 	l := NewLogin("bob", false)

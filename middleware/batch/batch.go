@@ -64,7 +64,7 @@
 //   - A client.Timeout around it includes the time that a message waits for its batch. The
 //     batch's ctx ends when those of all its messages have ended.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package batch
 
 import (

@@ -43,7 +43,7 @@
 //   - Around client.Timeout, because a call that timed out is a failure.
 //   - Around dedupe, because a message that waits here shouldn't be claimed.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package breaker
 
 // The circuit is kept here, not by a library. Those that exist have a fixed open time

@@ -40,7 +40,7 @@
 // success marks a message as done. But then an error of the Store returns the message at once,
 // as a failed delivery, until the queue's delivery limit.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package dedupe
 
 import (
@@ -53,6 +53,11 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/loglines"
+	"github.com/hopback/hopback/internal/outcome"
+	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/middleware/internal/config"
 )
 
@@ -78,9 +83,9 @@ type Config struct {
 	// Handled reports whether a handler that returned err has done its work, so that later
 	// copies are duplicates. Default: err == nil.
 	//
-	// Be careful with outcomes. A client.Forward can be a retry, whose copy has the same id, and
-	// a dead letter can be replayed. If Handled returned true for these, the retry copy or the
-	// replayed message would be acknowledged as a duplicate, and LOST.
+	// Be careful with outcomes. A dead letter can be replayed. If Handled returned true for it, the
+	// replayed message would be acknowledged as a duplicate, and LOST. Handled isn't asked about a
+	// retry of retry.With, which comes back with the same id and is never done.
 	Handled func(err error) bool
 	// FailOpen handles a message when the Store fails, although it may be a duplicate. Default:
 	// false, which makes the message fail with the Store's error.
@@ -154,21 +159,28 @@ func (c Config) withDefaults() (Config, error) {
 //   - If cfg is invalid, Consume returns an *argument.Error when it starts.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
+	var lines *loglines.Repeats
+	if err == nil {
+		lines = loglines.NewRepeats(cfg.Logger.Handler())
+		cfg.Logger = slog.New(lines)
+	}
 	return func(h client.Handler) client.Handler {
 		if refused := config.Refused("dedupe", h, err); refused != nil {
 			return refused
 		}
-		return &handler{inner: h, cfg: cfg}
+		return &handler{inner: h, cfg: cfg, lines: lines}
 	}
 }
 
 type handler struct {
 	inner client.Handler
 	cfg   Config
+	lines *loglines.Repeats // of cfg.Logger
 }
 
 // Prepare calls the inner handler's Prepare.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
+	refusal.Of(ctx).OnEnd(h.lines.Flush)
 	return client.Prepare(ctx, h.inner, s)
 }
 
@@ -200,8 +212,24 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	c.keep()
 	defer func() { c.end(handled) }()
 	err = h.inner.Handle(ctx, d)
-	handled = h.cfg.Handled(err)
+	handled = !retries(err) && h.cfg.Handled(err)
 	return err
+}
+
+// retries reports whether err is a retry of retry.With, which is inside then.
+func retries(err error) bool {
+	if _, later := outcome.Find[*inside.Later](err); later {
+		return true
+	}
+	o, _ := outcome.Find[client.Outcome](err)
+	switch o := o.(type) {
+	case client.Forward:
+		return o.Message != nil && o.Message.Annotations[annotation.History] != nil
+	case client.Modify:
+		_, waits := o.Annotations[annotation.Delay]
+		return waits
+	}
+	return false
 }
 
 // claim is one delivery's right to handle its message.

@@ -525,3 +525,40 @@ func TestConcurrentCopies(t *testing.T) {
 		}
 	})
 }
+
+// Outside of retry.With, a Handled that is always true doesn't turn a retry into a duplicate: the retry
+// copy, or the message that comes back, is handled.
+func TestARetryIsNeverDone(t *testing.T) {
+	t.Parallel()
+	for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter} {
+		w := &worker{do: func(_ context.Context, call int) error {
+			if call <= 2 {
+				return errOdd
+			}
+			return nil
+		}}
+		duplicates := 0
+		h := dedupe.With(dedupe.Config{Handled: func(error) bool { return true }, OnDuplicate: func(*client.Delivery) { duplicates++ }})(
+			retry.With(retry.Policy{Strategy: strategy, Backoff: retry.Delays(time.Second)})(w))
+		m := delivery("orders", "1").Message()
+		for range 2 {
+			switch o := client.OutcomeOf(h.Handle(t.Context(), client.NewDelivery("orders", m))).(type) {
+			case client.Forward:
+				m = o.Message
+			case client.Modify:
+				m = client.Copy(m)
+				m.Annotations = map[any]any{}
+				for k, v := range o.Annotations {
+					m.Annotations[k] = v
+				}
+			default:
+				require.Failf(t, "no retry", "%s: %#v", strategy, o)
+			}
+		}
+		require.NoError(t, h.Handle(t.Context(), client.NewDelivery("orders", m)))
+		assert.EqualValues(t, 3, w.calls.Load(), strategy)
+		assert.Zero(t, duplicates, strategy)
+		require.NoError(t, h.Handle(t.Context(), client.NewDelivery("orders", m)))
+		assert.Equal(t, 1, duplicates, strategy)
+	}
+}

@@ -44,7 +44,7 @@
 // Put it directly inside retry.With, so that Attempts sees failures rather than outcomes. Put it
 // around ratelimit, breaker, and dedupe, which let deliveries through in any order.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package ordered
 
 import (

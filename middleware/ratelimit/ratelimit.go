@@ -22,7 +22,7 @@
 // by default: keep Prefetch / PerSecond well below that. With Key, deliveries of a key over its
 // limit can occupy all slots, and then other keys wait, too.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package ratelimit
 
 import (

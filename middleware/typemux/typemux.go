@@ -7,11 +7,12 @@
 //	}})
 //	err := conn.Consume(ctx, "orders", retry.With(policy)(mux), client.ConsumerConfig{})
 //
-// The type is the message's property subject, or the result of [Config.Type]. A message of an
+// The type is the message's property subject or, if it has none, the property type of AMQP 0-9-1.
+// [Config.Type] can return another one. A message of an
 // unknown type goes to [Config.Fallback]. Without a Fallback, it is dead-lettered at once with
-// [ReasonUnknownType], because a retry would fail the same way.
+// client.ReasonUnknownType, because a retry would fail the same way.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package typemux
 
 import (
@@ -24,28 +25,29 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// ReasonUnknownType is the reason of a message that was dead-lettered because its type has no
-// handler.
-const ReasonUnknownType client.Reason = "unknown-type"
-
 // Config configures [New]. Handlers is required.
 type Config struct {
 	// Handlers has a handler for each type. "" is the type of messages without a type.
 	Handlers map[string]client.Handler
 	// Type returns a delivery's type. It must be safe for concurrent use. Default: the property
-	// subject. See [Property].
+	// subject or, if the message has none, the property type of a message that was published
+	// over AMQP 0-9-1. See [Property].
 	Type func(*client.Delivery) string
 	// Fallback, if not nil, handles messages of all other types. Default: dead-letter them with
-	// [ReasonUnknownType].
+	// client.ReasonUnknownType.
 	Fallback client.Handler
 }
 
-// subject is the default Config.Type: the property subject, or "".
-func subject(d *client.Delivery) string {
+// typeOf091 is the annotation in which RabbitMQ delivers the property type of AMQP 0-9-1.
+const typeOf091 = "x-basic-type"
+
+// subjectOrType is the default Config.Type.
+func subjectOrType(d *client.Delivery) string {
 	if p := d.Message().Properties; p != nil && p.Subject != nil {
 		return *p.Subject
 	}
-	return ""
+	s, _ := d.Annotation(typeOf091).(string)
+	return s
 }
 
 // Property returns a [Config.Type] that reads the type from the application property with the
@@ -64,7 +66,7 @@ func New(cfg Config) client.Handler {
 	m := &mux{Config: cfg}
 	m.Handlers = maps.Clone(cfg.Handlers)
 	if m.Type == nil {
-		m.Type = subject
+		m.Type = subjectOrType
 	}
 	at := argument.Root("typemux.Config").Field("Handlers")
 	if len(m.Handlers) == 0 {
@@ -113,5 +115,5 @@ func (m *mux) Handle(ctx context.Context, d *client.Delivery) error {
 	if m.Fallback != nil {
 		return m.Fallback.Handle(ctx, d)
 	}
-	return client.DeadLetter{Reason: ReasonUnknownType, Err: fmt.Errorf("no handler is registered for the type %.100q", name)}
+	return client.DeadLetter{Reason: client.ReasonUnknownType, Err: fmt.Errorf("no handler is registered for the type %.100q", name)}
 }

@@ -53,6 +53,27 @@ func Example() {
 	// dead-letter (unknown-type): no handler is registered for the type "order.lost"
 }
 
+// Without a subject, the type is that of AMQP 0-9-1, which RabbitMQ delivers as an annotation.
+func TestTheTypeOfAMQP091(t *testing.T) {
+	t.Parallel()
+	var got []string
+	handler := func(name string) client.Handler {
+		return client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			got = append(got, name)
+			return nil
+		})
+	}
+	mux := typemux.New(typemux.Config{Handlers: map[string]client.Handler{"": handler("none"), "placed": handler("placed"), "subject": handler("subject")}})
+	for _, subject := range []string{"", "subject"} {
+		for _, annotation := range []any{nil, "placed", int64(7)} {
+			d := delivery(subject, "")
+			d.Message().Annotations = map[any]any{"x-basic-type": annotation}
+			require.NoError(t, mux.Handle(t.Context(), d))
+		}
+	}
+	assert.Equal(t, []string{"none", "placed", "none", "subject", "subject", "subject"}, got)
+}
+
 func TestAnUnknownTypeIsDeadAtOnceWithItsReason(t *testing.T) {
 	t.Parallel()
 	mux := typemux.New(typemux.Config{Handlers: map[string]client.Handler{"known": client.JSON(func(context.Context, int) error { return nil })}})
@@ -65,7 +86,7 @@ func TestAnUnknownTypeIsDeadAtOnceWithItsReason(t *testing.T) {
 		dead := result.ByID("unknown")
 		assert.Equal(t, "dead-lettered", dead.Fate)
 		assert.Len(t, dead.Attempts, 1)
-		assert.Equal(t, typemux.ReasonUnknownType, dead.DeadLetter.Reason)
+		assert.Equal(t, client.ReasonUnknownType, dead.DeadLetter.Reason)
 	}
 }
 

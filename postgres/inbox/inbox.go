@@ -34,7 +34,7 @@
 //     published only if the transaction commits.
 //   - A mark is kept for [Config.Keep]. A copy that arrives after that is handled again.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package inbox
 
 import (

@@ -4,7 +4,7 @@
 // A [Store] is a stream.OffsetStore. With [Advance], a handler saves the position in the
 // transaction of its work, so that each message takes effect exactly once.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package offset
 
 import (
@@ -27,7 +27,7 @@ import (
 // as safe for concurrent use as DB.
 type Store struct{ DB postgres.DB }
 
-var _ stream.OffsetStore = (*Store)(nil)
+var _ stream.MarkStore = (*Store)(nil)
 
 // db returns an error for a Store without a DB.
 func (s *Store) db() (postgres.DB, error) {
@@ -62,7 +62,30 @@ func (s *Store) Save(ctx context.Context, consumer, name string, next uint64) er
 	return err
 }
 
-// Delete deletes the position, so that the consumer starts again at its configured start. Save
+// LoadMark returns the mark that was saved last, or "".
+func (s *Store) LoadMark(ctx context.Context, consumer, name string) (mark string, err error) {
+	db, err := s.db()
+	if err != nil {
+		return "", err
+	}
+	err = db.QueryRow(ctx, "SELECT mark FROM hopback_stream_offset WHERE consumer = $1 AND stream = $2", consumer, name).Scan(&mark)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", nil
+	}
+	return mark, err
+}
+
+// SaveMark stores a mark next to the position, if there is one.
+func (s *Store) SaveMark(ctx context.Context, consumer, name, mark string) error {
+	db, err := s.db()
+	if err != nil {
+		return err
+	}
+	_, err = db.Exec(ctx, "UPDATE hopback_stream_offset SET mark = $3 WHERE consumer = $1 AND stream = $2", consumer, name, mark)
+	return err
+}
+
+// Delete deletes the position and its mark, so that the consumer starts again at its configured start. Save
 // can't move a position back.
 func (s *Store) Delete(ctx context.Context, consumer, name string) error {
 	db, err := s.db()

@@ -69,9 +69,22 @@ func testStore(t *testing.T, db *pgxpool.Pool, by postgres.DB) {
 	assert.Equal(t, uint64(8), at())
 	assert.False(t, advance(true), "it was handled")
 
+	mark := func() string {
+		t.Helper()
+		mark, err := s.LoadMark(ctx, "c", "log")
+		require.NoError(t, err)
+		return mark
+	}
+	assert.Empty(t, mark())
+	require.NoError(t, s.SaveMark(ctx, "c", "log", "7:ab"))
+	require.NoError(t, s.Save(ctx, "c", "log", 9))
+	assert.Equal(t, "7:ab", mark(), "a position leaves the mark alone")
+	require.NoError(t, s.SaveMark(ctx, "nobody", "log", "7:ab"))
+
 	require.NoError(t, s.Delete(ctx, "c", "log"))
 	require.NoError(t, s.Delete(ctx, "another", "log"))
 	assert.Zero(t, at())
+	assert.Empty(t, mark())
 }
 
 func TestBadInput(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/integration/proxy"
 	"github.com/hopback/hopback/postgres/internal/pgtest"
 	"github.com/hopback/hopback/postgres/outbox"
 )
@@ -244,7 +244,7 @@ func TestSilentDatabaseIsNoticed(t *testing.T) {
 			select {
 			case err := <-ended:
 				require.NoError(t, err)
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				assert.Fail(t, "the relay doesn't end while its database is silent")
 				silent.Resume()
 				<-ended
@@ -276,7 +276,7 @@ func TestSilentDatabaseWhileABatchIsInFlight(t *testing.T) {
 			select {
 			case err := <-ended:
 				require.NoError(t, err)
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				assert.Fail(t, "the relay doesn't end while its database is silent")
 				silent.Resume()
 				<-ended

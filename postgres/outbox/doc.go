@@ -47,5 +47,5 @@
 // its messages are published. So the table doesn't bloat while a long transaction, such as a
 // report or a backup, keeps VACUUM from removing rows.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package outbox

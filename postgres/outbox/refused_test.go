@@ -21,7 +21,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
-	realbroker "github.com/hopback/hopback/internal/broker"
+	realbroker "github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/postgres/internal/pgtest"
 	"github.com/hopback/hopback/postgres/outbox"
 )

@@ -124,6 +124,9 @@ func judge(err error) verdict {
 	case errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound),
 		errors.Is(err, client.ErrRefused) && !client.SafeToRetry(err):
 		return verdictUntaken
+	case errors.Is(err, client.ErrUnauthorized):
+		// The relay's link has no address, so this is about the message's.
+		return verdictForbidden
 	case errors.Is(err, client.ErrOutcomeUnknown) && errors.As(err, &of) && of.Condition != "" && !errors.As(of.Err, new(*client.Error)):
 		// The broker has closed the link three times after it got this message, and didn't just
 		// refuse another link.
@@ -140,7 +143,7 @@ func (o *outcome) note(rec *record, err error) verdict {
 		o.accepted = append(o.accepted, rec)
 	case verdictUnknown:
 		// An error of the relay's link is no message's fault.
-		if errors.Is(err, client.ErrUnauthorized) || errors.Is(err, client.ErrRefused) || errors.Is(err, client.ErrSessionLimit) {
+		if errors.Is(err, client.ErrRefused) || errors.Is(err, client.ErrSessionLimit) {
 			o.link = err
 		}
 	default:

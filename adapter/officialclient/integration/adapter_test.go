@@ -204,7 +204,7 @@ func TestFailureLimitEndsRequeueing(t *testing.T) {
 		}), officialclient.Config{FailureLimit: 3})
 		s.publish(t, "orders", message("o-1"))
 		m := s.take(t, "orders.dead", 1)[0]
-		assert.Equal(t, string(officialclient.ReasonFailureLimit), m.Annotations[client.AnnotationReason])
+		assert.Equal(t, string(client.ReasonFailureLimit), m.Annotations[client.AnnotationReason])
 		assert.Equal(t, errDown.Error(), m.Annotations[client.AnnotationError])
 		assert.EqualValues(t, 4, tries.Load(), "a limit of 3 allows 4 deliveries, as RabbitMQ's does")
 		assert.EqualValues(t, 0, m.Annotations["x-opt-hopback-failures"], "a replay starts over")

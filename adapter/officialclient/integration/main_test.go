@@ -29,15 +29,15 @@ import (
 	"github.com/hopback/hopback/adapter/officialclient"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/broker"
-	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/integration/proxy"
+	"github.com/hopback/hopback/integration/rabbitmq"
 	"github.com/hopback/hopback/retry"
 )
 
 // patience is how long a test waits for what should come soon.
 const patience = 45 * time.Second
 
-var brokers []*broker.Broker
+var brokers []*rabbitmq.Broker
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -51,7 +51,7 @@ func run(m *testing.M) int {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var err error
-	if brokers, err = broker.Need(ctx, os.Stderr, "4.3", "4.0"); err != nil {
+	if brokers, err = rabbitmq.Need(ctx, os.Stderr, "4.3", "4.0"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -76,7 +76,7 @@ func run(m *testing.M) int {
 // site is a virtual host that one test has to itself.
 type site struct {
 	own *client.Conn // for copies, if it is not conn
-	*broker.Broker
+	*rabbitmq.Broker
 	vhost string
 	conn  *client.Conn // hopback's own, to declare and to look with
 	proxy *proxy.Proxy // that the official client's connections go through

@@ -188,7 +188,12 @@ type UserInfo struct {
 	Tags []string
 	// Permissions are by virtual host.
 	Permissions map[string]Permissions
+	// Topics are the permissions for routing keys of topic exchanges, in no order.
+	Topics []TopicPermissions
 }
+
+// TopicPermissions are what a user may publish to a topic exchange, and bind with there.
+type TopicPermissions struct{ VHost, Exchange, Write, Read string }
 
 // Users are the users by name.
 func (b *Broker) Users() []UserInfo {
@@ -199,6 +204,9 @@ func (b *Broker) Users() []UserInfo {
 		i := UserInfo{Name: u.name, Tags: slices.Clone(u.tags), Permissions: map[string]Permissions{}}
 		for vhost, p := range u.permissions {
 			i.Permissions[vhost] = Permissions{Configure: p.Configure, Write: p.Write, Read: p.Read}
+		}
+		for at, p := range u.topics {
+			i.Topics = append(i.Topics, TopicPermissions{at.vhost, at.exchange, p.Write, p.Read})
 		}
 		all = append(all, i)
 	}

@@ -374,6 +374,7 @@ func (c *Consumer) Close() {
 	b.lock()
 	defer b.unlock()
 	c.cancel(false)
+	c.queue.cutOff = false
 	delete(c.session.consumers, c)
 }
 
@@ -384,6 +385,7 @@ func (c *Consumer) cancel(down bool) {
 	}
 	c.attached = false
 	q := c.queue
+	q.cutOff = true
 	haunts := c.quiescing && c.held > c.late && q.quorum() && q.b.version.newer
 	c.quiescing = false // the next one is activated when all is back
 	q.consumers = slices.DeleteFunc(q.consumers, func(other *Consumer) bool { return other == c })

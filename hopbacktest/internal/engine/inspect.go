@@ -26,6 +26,9 @@ type QueueInfo struct {
 	// DeadLettering ones wait to be handed on at least once, and Delayed ones for their
 	// time. Messages is the sum of all.
 	Ready, Unacknowledged, DeadLettering, Delayed, Messages int
+	// Unsettled are those that something is still to happen to: all but the ready ones that don't
+	// expire and have no consumer.
+	Unsettled int
 	// ReadyBytes and UnacknowledgedBytes are bytes of bare messages.
 	ReadyBytes, UnacknowledgedBytes int64
 	Consumers                       int
@@ -47,6 +50,7 @@ func (q *queue) info() QueueInfo {
 		DeliveryLimit: q.limit,
 	}
 	i.Messages = i.Ready + i.Unacknowledged + i.DeadLettering + i.Delayed
+	i.Unsettled = i.Messages - q.resting()
 	if q.kind != typeClassic {
 		i.Nodes = slices.Clone(q.b.cfg.Nodes)
 	}
@@ -69,6 +73,23 @@ func (q *queue) info() QueueInfo {
 		}
 	}
 	return i
+}
+
+// resting counts the ready messages that stay where they are: they don't expire, and the queue has no
+// consumer, nor one that was cut off and may come back.
+func (q *queue) resting() (n int) {
+	switch {
+	case len(q.consumers) > 0 || q.cutOff:
+		return 0
+	case !q.ttls:
+		return q.ready.n
+	}
+	q.ready.all(func(e *entry) {
+		if e.expiry == 0 {
+			n++
+		}
+	})
+	return n
 }
 
 // Queue is the state of a queue. The error is ErrMissing if there is none.

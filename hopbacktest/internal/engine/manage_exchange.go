@@ -152,7 +152,10 @@ func (s *Session) checkEnds(e ends) (*answer, *Fault) {
 	if fault := s.permit(kind, name, permissionWrite); fault != nil {
 		return nil, fault
 	}
-	return nil, s.permit(kindExchange, e.source, permissionRead)
+	if fault := s.permit(kindExchange, e.source, permissionRead); fault != nil {
+		return nil, fault
+	}
+	return nil, s.permitTopics(s.conn.vhost.exchanges[e.source], []string{e.key}, permissionRead)
 }
 
 func (s *Session) postBinding(body any) (answer, *Fault) {

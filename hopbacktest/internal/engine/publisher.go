@@ -290,6 +290,9 @@ func (p *Publisher) route(id uint32, settled bool, m *message) ([]*queue, *Fault
 		}
 		m.keys = keys
 	}
+	if fault := s.permitTopics(x, m.keys, permissionWrite); fault != nil {
+		return nil, fault
+	}
 	targets := v.route(x, m)
 	if targets == nil {
 		targets = none

@@ -39,6 +39,9 @@ type queue struct {
 	fresh     *entry // that has just come
 
 	consumers []*Consumer // in the order of their attaching
+	// cutOff is set when a consumer has ended without closing its link: it may come back. The next
+	// consumer that closes its link resets it.
+	cutOff    bool
 	crashing  []*Session  // over a message
 	together  []*Delivery // what has been delivered and is to be handed out
 	service   service

@@ -115,6 +115,34 @@ func (s *Session) permit(kind, name string, p permission) *Fault {
 	}})
 }
 
+// permitTopics checks the permission for routing keys of a topic exchange. Without it the session
+// ends.
+func (s *Session) permitTopics(x *exchange, keys []string, p permission) *Fault {
+	if x == nil || x.kind != typeTopic {
+		return nil
+	}
+	v := s.conn.vhost
+	for _, key := range keys {
+		a := access{kindTopic + x.name, key, p}
+		if s.allowed[a] {
+			continue
+		}
+		if !s.conn.b.mayTopic(s.conn.user.name, v.name, x.name, key, p) {
+			return s.fail(&Fault{ScopeSession, &frames.Error{
+				Condition:   "amqp:unauthorized-access",
+				Description: p.String() + " access to topic '" + key + "' in exchange '" + x.name + "' in vhost '" + v.name + "' refused for user '" + s.conn.user.name + "'",
+			}})
+		}
+		if len(s.allowed) < maxAllowed {
+			s.allowed[a] = true
+		}
+	}
+	return nil
+}
+
+// maxAllowed bounds what a session remembers: a publisher may have any number of routing keys.
+const maxAllowed = 4096
+
 // refuse is the fault of an attach.
 func (s *Session) refuse(condition frames.Symbol, text string) *Fault {
 	f := &Fault{s.conn.b.linkScope(), &frames.Error{Condition: condition, Description: text}}

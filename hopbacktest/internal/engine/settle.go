@@ -158,7 +158,7 @@ func (q *queue) mark(e *entry, failed bool, added frames.Map) {
 // counts says whether the queue counts failed deliveries.
 func (q *queue) counts() bool { return q.quorum() || q.b.version.newer }
 
-// requeue returns a message to its queue, or to where messages go that were delivered too
+// requeueUnsettled returns a message to its queue, or to where messages go that were delivered too
 // often.
 func (q *queue) requeueUnsettled(e *entry, failed bool, added frames.Map) {
 	q.mark(e, failed && q.counts(), added)

@@ -3,8 +3,10 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
+	"strings"
 )
 
 // User is a user who may log in.
@@ -13,8 +15,12 @@ type User struct {
 	noPassword     bool
 	tags           []string
 	permissions    map[string]*Permissions
+	topics         map[topicAccess]*Permissions
 	limits         map[string]int64
 }
+
+// topicAccess is where permissions for topics hold.
+type topicAccess struct{ vhost, exchange string }
 
 // Name is the user's name.
 func (u *User) Name() string { return u.name }
@@ -100,7 +106,7 @@ func (b *Broker) PutUser(name, password string, tags ...string) {
 func (b *Broker) putUser(name, password string, tags []string) *User {
 	u := b.users[name]
 	if u == nil {
-		u = &User{name: name, permissions: map[string]*Permissions{}, limits: map[string]int64{}}
+		u = &User{name: name, permissions: map[string]*Permissions{}, topics: map[topicAccess]*Permissions{}, limits: map[string]int64{}}
 		b.users[name] = u
 	}
 	u.password, u.tags, u.noPassword = password, slices.Clone(tags), false
@@ -145,6 +151,46 @@ func (b *Broker) ClearPermissions(user, vhost string) {
 	if u := b.users[user]; u != nil {
 		delete(u.permissions, vhost)
 	}
+}
+
+// SetTopicPermissions sets which routing keys of a topic exchange a user may publish to and bind
+// with, by Write and Read. Configure isn't used. In the expressions, {username} and {vhost} are the
+// user's name and the virtual host's. A user without such an entry for an exchange may use all keys.
+func (b *Broker) SetTopicPermissions(user, vhost, exchange string, p Permissions) error {
+	variables := strings.NewReplacer("{username}", user, "{vhost}", vhost)
+	compiled, err := newPermissions("", variables.Replace(p.Write), variables.Replace(p.Read))
+	if err != nil {
+		return err
+	}
+	compiled.Write, compiled.Read = p.Write, p.Read
+	b.lock()
+	defer b.unlock()
+	if b.users[user] == nil || b.vhosts[vhost] == nil {
+		return fmt.Errorf("%w: user %q or virtual host %q", ErrMissing, user, vhost)
+	}
+	b.users[user].topics[topicAccess{vhost, exchange}] = compiled
+	return nil
+}
+
+// ClearTopicPermissions removes them, of one exchange, or of all if exchange is empty.
+func (b *Broker) ClearTopicPermissions(user, vhost, exchange string) {
+	b.lock()
+	defer b.unlock()
+	if u := b.users[user]; u != nil {
+		maps.DeleteFunc(u.topics, func(a topicAccess, _ *Permissions) bool {
+			return a.vhost == vhost && (exchange == "" || a.exchange == exchange)
+		})
+	}
+}
+
+// mayTopic says whether a user may publish to a topic of an exchange, or bind with it.
+func (b *Broker) mayTopic(user, vhost, exchange, key string, p permission) bool {
+	u := b.users[user]
+	if u == nil {
+		return false
+	}
+	given := u.topics[topicAccess{vhost, exchange}]
+	return given == nil || given.compiled[p].MatchString(key)
 }
 
 // ErrMissing is in the error for what doesn't exist.

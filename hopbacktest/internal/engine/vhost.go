@@ -33,6 +33,7 @@ type VHostConfig struct {
 const (
 	kindQueue    = "queue"
 	kindExchange = "exchange"
+	kindTopic    = "topic of "
 )
 
 func (v *vhost) what(kind, name string) string {
@@ -98,6 +99,7 @@ func (b *Broker) DeleteVHost(name string) bool {
 	}
 	for _, u := range b.users {
 		delete(u.permissions, name)
+		maps.DeleteFunc(u.topics, func(a topicAccess, _ *Permissions) bool { return a.vhost == name })
 	}
 	return true
 }

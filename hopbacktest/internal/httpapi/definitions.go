@@ -76,7 +76,7 @@ func (a *api) export(of string) object {
 		}
 	}
 	o["users"], o["permissions"], o["vhosts"] = users, permissions, list(a.b.VHosts(), vhost)
-	o["topic_permissions"], o["global_parameters"] = []object{}, []object{}
+	o["topic_permissions"], o["global_parameters"] = a.topicPermissions(func(string, string) bool { return true }), []object{}
 	return o
 }
 
@@ -90,6 +90,9 @@ type document struct {
 	Permissions []struct {
 		User, VHost, Configure, Write, Read string
 	} `json:"permissions"`
+	Topics []struct {
+		User, VHost, Exchange, Write, Read string
+	} `json:"topic_permissions"`
 	Policies   []json.RawMessage `json:"policies"`
 	Parameters []struct {
 		VHost, Component, Name string
@@ -148,11 +151,7 @@ func (a *api) imported(into string, body []byte) reply {
 	for _, u := range d.Users {
 		step(func() error { return a.importUser(u) })
 	}
-	for _, p := range d.Permissions {
-		step(func() error {
-			return a.b.SetPermissions(p.User, at(p.VHost), engine.Permissions{Configure: p.Configure, Write: p.Write, Read: p.Read})
-		})
-	}
+	step(func() error { return a.importPermissions(d, at) })
 	for _, raw := range d.Policies {
 		step(func() error {
 			var name struct{ Name, VHost string }
@@ -204,6 +203,20 @@ func (a *api) imported(into string, body []byte) reply {
 		}
 	}
 	return made(false)
+}
+
+func (a *api) importPermissions(d document, at func(vhost string) string) error {
+	for _, p := range d.Permissions {
+		if err := a.b.SetPermissions(p.User, at(p.VHost), engine.Permissions{Configure: p.Configure, Write: p.Write, Read: p.Read}); err != nil {
+			return err
+		}
+	}
+	for _, p := range d.Topics {
+		if err := a.b.SetTopicPermissions(p.User, at(p.VHost), p.Exchange, engine.Permissions{Write: p.Write, Read: p.Read}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // importUser adds a user whose password can be read. The hashes that an export of

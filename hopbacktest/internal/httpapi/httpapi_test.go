@@ -16,9 +16,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/declare/httpapi"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/hopbacktest/internal/engine"
+	"github.com/hopback/hopback/operate/audit"
+	"github.com/hopback/hopback/operate/httpapi"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -97,11 +98,11 @@ func (s *site) fill(vhost string) {
 	}
 }
 
-func (s *site) snapshot(vhost string) audit.Snapshot {
+func (s *site) snapshot(vhost string) check.Snapshot {
 	s.t.Helper()
 	r, err := httpapi.New("http://guest:guest@"+strings.TrimPrefix(s.url, "http://"), vhost, httpapi.Config{})
 	require.NoError(s.t, err)
-	snapshot, err := audit.Read(context.Background(), audit.Sources{HTTP: r}, declare.Topology{})
+	snapshot, err := check.Read(context.Background(), check.Sources{HTTP: r}, declare.Topology{})
 	require.NoError(s.t, err)
 	return snapshot
 }
@@ -306,4 +307,28 @@ func TestHealthTellsAlarms(t *testing.T) {
 	var nodes []map[string]any
 	require.Equal(t, 200, s.call("GET", "/nodes?columns=name,disk_free_alarm", nil, &nodes))
 	assert.Equal(t, []map[string]any{{"name": "rabbit@memory", "disk_free_alarm": true}}, nodes)
+}
+
+// Topic permissions can be set, read, exported, imported, and deleted.
+func TestTopicPermissions(t *testing.T) {
+	bothVersions(t, func(t *testing.T, s *site) {
+		const mine = "/topic-permissions/%2F/guest"
+		assert.Equal(t, 404, s.call("GET", mine, nil, nil))
+		assert.Equal(t, 400, s.call("PUT", mine, object{"exchange": "shop", "write": "("}, nil))
+		assert.Equal(t, 400, s.call("PUT", mine, object{"exchange": "shop", "write": "(", "read": ""}, nil))
+		require.Equal(t, 201, s.call("PUT", mine, object{"exchange": "shop", "write": "^a$", "read": "^b$"}, nil))
+		require.Equal(t, 204, s.call("PUT", mine, object{"exchange": "shop", "write": "^{username}$", "read": "^b$"}, nil))
+		want := []map[string]any{{"user": "guest", "vhost": "/", "exchange": "shop", "write": "^{username}$", "read": "^b$"}}
+		var got []map[string]any
+		require.Equal(t, 200, s.call("GET", mine, nil, &got))
+		assert.Equal(t, want, got)
+		var exported object
+		require.Equal(t, 200, s.call("GET", "/definitions", nil, &exported))
+		require.Equal(t, 204, s.call("DELETE", mine, nil, nil))
+		assert.Equal(t, 404, s.call("DELETE", mine, nil, nil))
+		require.Equal(t, 204, s.call("POST", "/definitions", object{"topic_permissions": exported["topic_permissions"]}, nil))
+		got = nil
+		require.Equal(t, 200, s.call("GET", "/topic-permissions", nil, &got))
+		assert.Equal(t, want, got)
+	})
 }

@@ -149,6 +149,7 @@ func (a *api) users() {
 		return made(false)
 	})
 	a.permissions(find)
+	a.topics()
 }
 
 func (a *api) permissions(find func(name string) (engine.UserInfo, bool)) {
@@ -200,6 +201,54 @@ func (a *api) permissions(find func(name string) (engine.UserInfo, bool)) {
 			return missing
 		}
 		a.b.ClearPermissions(c.value("user"), c.vhost())
+		return made(false)
+	})
+}
+
+func (a *api) topicPermissions(is func(user, vhost string) bool) []object {
+	all := []object{}
+	for _, u := range a.b.Users() {
+		for _, p := range u.Topics {
+			if is(u.Name, p.VHost) {
+				all = append(all, object{"user": u.Name, "vhost": p.VHost, "exchange": p.Exchange, "write": p.Write, "read": p.Read})
+			}
+		}
+	}
+	return all
+}
+
+func (a *api) topics() {
+	of := func(c *call) []object {
+		return a.topicPermissions(func(user, vhost string) bool { return user == c.value("user") && vhost == c.vhost() })
+	}
+	a.handle("GET /topic-permissions", levelAdministrator, func(*call) reply {
+		return ok(a.topicPermissions(func(string, string) bool { return true }))
+	})
+	a.handle("GET /topic-permissions/{vhost}/{user}", levelAdministrator, func(c *call) reply {
+		if all := of(c); len(all) > 0 {
+			return ok(all)
+		}
+		return missing
+	})
+	a.handle("PUT /topic-permissions/{vhost}/{user}", levelAdministrator, func(c *call) reply {
+		var p *struct{ Exchange, Write, Read *string }
+		if err := c.read(&p); err != nil {
+			return failed(err)
+		}
+		if p == nil || p.Exchange == nil || p.Write == nil || p.Read == nil {
+			return bad("exchange, write and read are needed")
+		}
+		was := slices.ContainsFunc(of(c), func(o object) bool { return o["exchange"] == *p.Exchange })
+		if err := a.b.SetTopicPermissions(c.value("user"), c.vhost(), *p.Exchange, engine.Permissions{Write: *p.Write, Read: *p.Read}); err != nil {
+			return failed(err)
+		}
+		return made(!was)
+	})
+	a.handle("DELETE /topic-permissions/{vhost}/{user}", levelAdministrator, func(c *call) reply {
+		if len(of(c)) == 0 {
+			return missing
+		}
+		a.b.ClearTopicPermissions(c.value("user"), c.vhost(), "")
 		return made(false)
 	})
 }

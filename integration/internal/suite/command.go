@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 // The command's exit codes.
@@ -33,7 +35,9 @@ var Command = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	AtExit(func() { _ = os.RemoveAll(dir) })
-	build := exec.Command("go", "build", "-o", dir, "github.com/hopback/hopback/cmd/hopback")
+	// The packages of tests run at the same time. The first one compiles, and the others find that in the build cache.
+	defer rabbitmq.Alone("build-command")()
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir, "github.com/hopback/hopback/cmd/hopback")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/proxy"
+	"github.com/hopback/hopback/integration/proxy"
 )
 
 // frameCutter is a proxy that understands so much of AMQP as to end a connection

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,11 +22,11 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 // Brokers are those that every test runs with.
-var Brokers []*broker.Broker
+var Brokers []*rabbitmq.Broker
 
 // parallel is how many tests run at once: they mostly wait for the broker, so
 // there may be more of them than there are cores.
@@ -51,14 +52,23 @@ func AtExit(f func()) {
 }
 
 // which brokers the tests run with.
-var which = flag.String("brokers", "all", `"real", "memory", "memory-4.4", "memory-4.3", "memory-4.0", "all", or the series of one real broker, such as "4.1"`)
+var which = flag.String("brokers", "", `"real", "memory", "memory-4.4", "memory-4.3", "memory-4.0", "all", or the series of one real broker, such as "4.1"; `+
+	"default: those that HOPBACK_URL or HOPBACK_URL_4_3, and so on, name, else 4.3 in memory; all, if HOPBACK_TEST_BROKERS=start")
 
 // Versions are the series of the real brokers.
-func Versions() []string {
+func Versions() (all []string) {
 	if oneSeries.MatchString(*which) {
 		return []string{*which}
 	}
-	if broker.Given("4.4") { // Debian has none
+	if given() {
+		for _, version := range []string{"4.4", "4.3", "4.2", "4.1", "4.0"} {
+			if rabbitmq.Given(version) {
+				all = append(all, version)
+			}
+		}
+		return all
+	}
+	if rabbitmq.Given("4.4") { // Debian has none
 		return []string{"4.4", "4.3", "4.0"}
 	}
 	return []string{"4.3", "4.0"}
@@ -66,12 +76,39 @@ func Versions() []string {
 
 var oneSeries = regexp.MustCompile(`^4\.\d$`)
 
-// onlyMemory says that no real broker is wanted.
-func onlyMemory() bool { return strings.HasPrefix(*which, "memory") }
+// byDefault reports whether neither a flag nor the environment says which brokers to use, so the tests use those
+// that are there and start nothing.
+func byDefault() bool { return *which == "" && !rabbitmq.MayStart() }
+
+// named reports whether the tests run with the one broker that HOPBACK_URL names.
+func named() bool { return byDefault() && os.Getenv("HOPBACK_URL") != "" }
+
+// given reports whether they run with the brokers that HOPBACK_URL_4_3, and so on, name.
+func given() bool {
+	return byDefault() && !named() && slices.ContainsFunc([]string{"4.4", "4.3", "4.2", "4.1", "4.0"}, rabbitmq.Given)
+}
+
+// onlyMemory reports whether no real broker is used.
+func onlyMemory() bool {
+	return strings.HasPrefix(*which, "memory") || byDefault() && !named() && !given()
+}
+
+// inMemory are the versions in memory to run with.
+func inMemory() []string {
+	switch {
+	case strings.HasPrefix(*which, "memory-"):
+		return []string{strings.TrimPrefix(*which, "memory-")}
+	case *which == "real" || oneSeries.MatchString(*which) || named() || given():
+		return nil
+	case byDefault():
+		return []string{"4.3"}
+	}
+	return []string{"4.4", "4.3", "4.0"}
+}
 
 func start(ctx context.Context) (err error) {
 	switch *which {
-	case "all", "real", "memory", "memory-4.4", "memory-4.3", "memory-4.0":
+	case "", "all", "real", "memory", "memory-4.4", "memory-4.3", "memory-4.0":
 	default:
 		if !oneSeries.MatchString(*which) {
 			return fmt.Errorf("-brokers=%s: use all, real, memory, memory-4.4, memory-4.3, memory-4.0, or a series such as 4.1", *which)
@@ -81,17 +118,25 @@ func start(ctx context.Context) (err error) {
 		return err
 	}
 	for _, version := range []string{"4.4", "4.3", "4.0"} {
-		if *which == "real" || oneSeries.MatchString(*which) {
+		if len(inMemory()) == 0 {
 			break
 		}
-		b, err := startMemory(version)
+		b, err := startMemory(version) // of all versions, since some tests use two
 		if err != nil {
 			return err
 		}
 		Memory = append(Memory, b)
 	}
-	if !onlyMemory() {
-		Brokers, err = broker.Need(ctx, os.Stderr, Versions()...)
+	switch {
+	case named():
+		var b *rabbitmq.Broker
+		if b, err = rabbitmq.Named(ctx, os.Stderr); err == nil {
+			Brokers = []*rabbitmq.Broker{b}
+		}
+	case !onlyMemory():
+		Brokers, err = rabbitmq.Need(ctx, os.Stderr, Versions()...)
+	case byDefault():
+		fmt.Println("no broker is named, so these tests run with RabbitMQ 4.3 in memory; to use yours: HOPBACK_URL=amqp://user:password@host go test ./integration/...")
 	}
 	return err
 }

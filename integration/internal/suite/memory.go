@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 // MemoryBroker is a RabbitMQ in memory that the tests run with, too, in the place of a
 // real one. The real one is the truth: where they differ, it is the one in memory that is
 // wrong.
 type MemoryBroker struct {
-	*broker.Broker
+	*rabbitmq.Broker
 	memory *hopbacktest.Broker
 	api    *http.Server
 }
@@ -47,7 +47,7 @@ func startMemory(version string) (*MemoryBroker, error) {
 		return nil, err
 	}
 	b := &MemoryBroker{
-		Broker: &broker.Broker{Version: version, FullVersion: full, URL: strings.TrimSuffix(url, "/"), ManagementURL: "http://guest:guest@" + l.Addr().String()},
+		Broker: &rabbitmq.Broker{Version: version, FullVersion: full, URL: strings.TrimSuffix(url, "/"), ManagementURL: "http://guest:guest@" + l.Addr().String()},
 		memory: m, api: &http.Server{Handler: m.HTTPHandler()},
 	}
 	go func() { _ = b.api.Serve(l) }()
@@ -65,7 +65,7 @@ func InMemory(s *Site) bool {
 }
 
 // Neighbours are the brokers of s's kind, in memory or not.
-func Neighbours(s *Site) (all []*broker.Broker) {
+func Neighbours(s *Site) (all []*rabbitmq.Broker) {
 	for _, b := range Memory {
 		all = append(all, b.Broker)
 	}
@@ -100,7 +100,7 @@ var exempted map[string]string
 // forEachInMemory is ForEachBroker's part that needs no real one.
 func forEachInMemory(t *testing.T, test func(t *testing.T, s *Site)) {
 	for _, b := range Memory {
-		if exempted[t.Name()] != "" || exempted[t.Name()+"/"+b.Version] != "" || strings.HasPrefix(*which, "memory-") && *which != "memory-"+b.Version {
+		if exempted[t.Name()] != "" || exempted[t.Name()+"/"+b.Version] != "" || !slices.Contains(inMemory(), b.Version) {
 			continue
 		}
 		t.Run("memory-"+b.Version, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/operate/desk"
 )
 
 // HostileError has a text that go-amqp would close the connection over: too

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/internal/broker"
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 // Private brokers, one of each version, started when the first test wants one and shared by
@@ -18,23 +18,23 @@ import (
 // run one at a time: ForEachOfOursAlone. A test that stops a broker starts another one
 // with broker.Own. All of these tests are in integration/broker, so that other processes
 // start no private brokers.
-var ours = map[string]func() (*broker.Broker, error){
-	"4.4": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.4") }),
-	"4.3": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.3") }),
-	"4.2": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.2") }),
-	"4.1": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.1") }),
-	"4.0": sync.OnceValues(func() (*broker.Broker, error) { return startOurs("4.0") }),
+var ours = map[string]func() (*rabbitmq.Broker, error){
+	"4.4": sync.OnceValues(func() (*rabbitmq.Broker, error) { return startOurs("4.4") }),
+	"4.3": sync.OnceValues(func() (*rabbitmq.Broker, error) { return startOurs("4.3") }),
+	"4.2": sync.OnceValues(func() (*rabbitmq.Broker, error) { return startOurs("4.2") }),
+	"4.1": sync.OnceValues(func() (*rabbitmq.Broker, error) { return startOurs("4.1") }),
+	"4.0": sync.OnceValues(func() (*rabbitmq.Broker, error) { return startOurs("4.0") }),
 }
 
 var started struct {
 	sync.Mutex
-	brokers []*broker.Broker
+	brokers []*rabbitmq.Broker
 }
 
-func startOurs(version string) (*broker.Broker, error) {
+func startOurs(version string) (*rabbitmq.Broker, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	b, err := broker.Own(ctx, os.Stderr, version)
+	b, err := rabbitmq.Own(ctx, os.Stderr, version)
 	if err == nil {
 		started.Lock()
 		defer started.Unlock()
@@ -43,18 +43,28 @@ func startOurs(version string) (*broker.Broker, error) {
 	return b, err
 }
 
-// NeedReal skips a test where only brokers in memory are wanted.
+// NeedReal skips a test where only brokers in memory are used.
 func NeedReal(t *testing.T) {
 	t.Helper()
 	if onlyMemory() {
-		t.Skip("it needs a real broker, and -brokers=memory... wants none")
+		t.Skip("it needs a real broker: name one in HOPBACK_URL, or run make test")
+	}
+}
+
+// NeedPrivate skips a test that starts brokers to reconfigure or kill them, where no real broker is used, or
+// where tests start nothing.
+func NeedPrivate(t *testing.T) {
+	t.Helper()
+	NeedReal(t)
+	if byDefault() {
+		rabbitmq.NeedsStart(t)
 	}
 }
 
 // ForEachOfOurs is ForEachBroker, with the brokers that may be reconfigured.
 func ForEachOfOurs(t *testing.T, test func(t *testing.T, s *Site)) {
 	t.Helper()
-	NeedReal(t)
+	NeedPrivate(t)
 	t.Parallel()
 	for _, version := range Versions() {
 		t.Run(version, func(t *testing.T) {
@@ -72,7 +82,7 @@ func ForEachOfOurs(t *testing.T, test func(t *testing.T, s *Site)) {
 // subtests of the test that holds it may be waiting for such a place.
 func ForEachOfOursAlone(t *testing.T, test func(t *testing.T, s *Site)) {
 	t.Helper()
-	NeedReal(t)
+	NeedPrivate(t)
 	for _, version := range Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel() // next to the other version

@@ -3,7 +3,6 @@ package suite
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"testing"
@@ -44,6 +43,8 @@ type Reading struct {
 	got  chan int
 	Stop func() error
 	Log  *Logbook
+
+	ended <-chan struct{} // closed when the consumer has returned
 }
 
 // Attached waits until it has attached.
@@ -55,10 +56,13 @@ func (r *Reading) Attached() {
 func HandleStream(t *testing.T, conn *client.Conn, name string, cfg stream.Config, got chan int, h client.Handler) *Reading {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	r := &Reading{t: t, got: got, Log: NewLogbook(t)}
+	done, ended := make(chan error, 1), make(chan struct{})
+	r := &Reading{t: t, got: got, Log: NewLogbook(t), ended: ended}
 	cfg.Logger = slog.New(r.Log)
-	go func() { done <- stream.Consume(ctx, conn, name, h, cfg) }()
+	go func() {
+		done <- stream.Consume(ctx, conn, name, h, cfg)
+		close(ended)
+	}()
 	r.Stop = sync.OnceValue(func() error {
 		cancel()
 		select {
@@ -75,11 +79,21 @@ func HandleStream(t *testing.T, conn *client.Conn, name string, cfg stream.Confi
 // Until returns what comes up to and with the number last.
 func (r *Reading) Until(last int) (all []int) {
 	r.t.Helper()
+	patience := time.NewTimer(Patience)
+	defer patience.Stop()
 	for {
-		n := Await(r.t, r.got, fmt.Sprintf("up to %d, behind %v", last, all[max(0, len(all)-3):]))
-		all = append(all, n)
-		if n == last {
-			return all
+		select {
+		case n := <-r.got:
+			all = append(all, n)
+			if n == last {
+				return all
+			}
+			patience.Reset(Patience)
+			continue
+		case <-r.ended:
+			require.FailNow(r.t, "the consumer has ended", "up to %d, behind %v: %v", last, all[max(0, len(all)-3):], r.Stop())
+		case <-patience.C:
+			require.FailNow(r.t, "nothing came within "+Patience.String(), "up to %d, behind %v", last, all[max(0, len(all)-3):])
 		}
 	}
 }

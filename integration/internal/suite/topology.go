@@ -11,9 +11,9 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/declare/audit/doctor"
-	"github.com/hopback/hopback/declare/httpapi"
+	"github.com/hopback/hopback/declare/check"
+	"github.com/hopback/hopback/operate/doctor"
+	"github.com/hopback/hopback/operate/httpapi"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -31,18 +31,18 @@ func (s *Site) API(t *testing.T, edit ...func(*url.URL)) *httpapi.Reader {
 }
 
 // Sources are both ways to read the site.
-func (s *Site) Sources(t *testing.T, conn *client.Conn) audit.Sources {
+func (s *Site) Sources(t *testing.T, conn *client.Conn) check.Sources {
 	t.Helper()
-	return audit.Sources{AMQP: conn.Management(), HTTP: s.API(t)}
+	return check.Sources{AMQP: conn.Management(), HTTP: s.API(t)}
 }
 
 // Verified is the live broker, checked.
-func Verified(ctx context.Context, src audit.Sources, topology declare.Topology) (audit.Verification, error) {
-	s, err := audit.Read(ctx, src, topology)
+func Verified(ctx context.Context, src check.Sources, topology declare.Topology) (check.Verification, error) {
+	s, err := check.Read(ctx, src, topology)
 	if err != nil {
-		return audit.Verification{}, err
+		return check.Verification{}, err
 	}
-	return audit.Check(s, topology), nil
+	return check.Verify(s, topology), nil
 }
 
 // DeclareQueue declares a queue over the HTTP API: hopback itself refuses some of them.

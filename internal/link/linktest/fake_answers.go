@@ -52,3 +52,30 @@ func (b *FakeBroker) AnswerOnly(pick func(id string) bool, state amqp.DeliverySt
 		})
 	})
 }
+
+// Unanswered returns the ids of the messages whose answers are withheld, and can still be given.
+func (b *FakeBroker) Unanswered() (ids []string) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	b.Withheld = slices.DeleteFunc(b.Withheld, func(r *fakeReceipt) bool { return r.link.err != nil })
+	for _, r := range b.Withheld {
+		ids = append(ids, IDOf(r.msg))
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// KillLater returns a function that ends every link that there is now with err, and no later one.
+func (b *FakeBroker) KillLater(err error) func() {
+	b.Mu.Lock()
+	now := slices.Clone(b.Sessions)
+	b.Mu.Unlock()
+	return func() {
+		b.Update(func() {
+			b.Log("link lost")
+			for _, s := range now {
+				s.End(err)
+			}
+		})
+	}
+}

@@ -15,11 +15,10 @@ import (
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/userid"
-
-	"github.com/hopback/hopback/internal/event"
 )
 
 // FakeBroker is one queue, and a sink for all that is sent, behind the
@@ -37,12 +36,12 @@ type FakeBroker struct {
 	// Verdict, if set, is the answer to a message; nil withholds the answer until
 	// answer is called. Default: accepted.
 	Verdict func(target string, m *amqp.Message) amqp.DeliveryState
+	// Plant, if set, plants a fault between a sender and its link.
+	Plant func(link.SenderLink) link.SenderLink
 	// Window is how many unanswered messages stop a sender. 0: no limit.
 	Window int
 	// RenewAfter, if set, is how many deliveries wear a session out.
 	RenewAfter int
-	// Notify, if set, gets a consumer's events.
-	Notify func(event.StateEvent)
 	// Overdue is how long it may leave a message unanswered. 0 means without limit.
 	Overdue time.Duration
 	// Silent leaves drains, closings and the question whether it answers unanswered.
@@ -368,7 +367,7 @@ func (s *FakeSession) Answering(ctx context.Context, limit time.Duration) bool {
 	s.B.Mu.Lock()
 	silent := s.B.Silent
 	s.B.Mu.Unlock()
-	return !silent || !link.Pause(ctx, limit)
+	return !silent || !backoff.Sleep(ctx, limit)
 }
 
 func (s *FakeSession) GiveUp() {
@@ -379,7 +378,7 @@ func (s *FakeSession) GiveUp() {
 func (s *FakeSession) Intake() *link.Intake { return s.In }
 func (s *FakeSession) Login() *userid.Login { return userid.NewLogin("", false) }
 func (s *FakeSession) Quirks() oldbroker.Quirks {
-	return oldbroker.Of(link.BrokerInfo{Version: s.B.Version}.AtLeast)
+	return oldbroker.Of(oldbroker.Version(s.B.Version).AtLeast)
 }
 
 func (s *FakeSession) Close(ctx context.Context) {
@@ -425,6 +424,9 @@ func (s *FakeSession) Sender(ctx context.Context, target string) (link.SenderLin
 		s.senders = append(s.senders, l)
 		s.B.Log("attach sender %s", target)
 	})
+	if s.B.Plant != nil {
+		return s.B.Plant(l), nil
+	}
 	return l, nil
 }
 
@@ -537,9 +539,16 @@ func (r *FakeReceiver) Drain(ctx context.Context) (err error) {
 	return err
 }
 
+// Release and Full: the fake broker bounds no bytes.
+func (r *FakeReceiver) Release(int) {}
+
+func (r *FakeReceiver) Full() bool { return false }
+
 func (r *FakeReceiver) Claims() bool { return false }
 
-func (r *FakeReceiver) Claim(ctx context.Context, _ uint32, _ []string) error { return r.Drain(ctx) }
+func (r *FakeReceiver) Claim(ctx context.Context, _ uint32, _ []string, _ func()) error {
+	return r.Drain(ctx)
+}
 
 func (r *FakeReceiver) Settle(id uint32, d link.Disposition) (err error) {
 	r.B.Mu.Lock()
@@ -622,6 +631,7 @@ func (l *fakeSender) end(err error) {
 		l.b.answers = append(l.b.answers, func() { r.to.Answer(nil, err) })
 	}
 	for _, r := range l.pending {
+		r.unsent = true
 		l.b.answers = append(l.b.answers, func() { r.to.Answer(nil, &link.NeverSent{Err: err}) })
 	}
 	l.open, l.pending = nil, nil
@@ -655,7 +665,7 @@ func (r *fakeReceipt) Withdraw() bool {
 	if i >= 0 {
 		r.link.pending = slices.Delete(r.link.pending, i, i+1)
 	}
-	return i >= 0
+	return i >= 0 || r.unsent
 }
 
 // pump sends what the window allows.
@@ -691,7 +701,8 @@ func (l *fakeSender) Close(ctx context.Context) error {
 }
 
 type fakeReceipt struct {
-	link *fakeSender
-	msg  *amqp.Message
-	to   link.Receipt
+	link   *fakeSender
+	msg    *amqp.Message
+	to     link.Receipt
+	unsent bool // the link has ended before it was sent
 }

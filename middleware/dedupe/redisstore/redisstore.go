@@ -17,7 +17,7 @@
 //
 // If the effect is in PostgreSQL and must happen once, use package postgres/inbox instead.
 //
-// This package is a preview: a minor version may change its names. See docs/stability.md.
+// This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package redisstore
 
 import (

@@ -21,7 +21,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
-	"github.com/hopback/hopback/internal/service"
+	"github.com/hopback/hopback/integration/service"
 	"github.com/hopback/hopback/middleware/dedupe"
 	"github.com/hopback/hopback/middleware/dedupe/redisstore"
 )

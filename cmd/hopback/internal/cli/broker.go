@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -15,8 +16,8 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/declare/httpapi"
+	"github.com/hopback/hopback/declare/check"
+	"github.com/hopback/hopback/operate/httpapi"
 )
 
 const (
@@ -37,11 +38,16 @@ type broker struct {
 	noAPI string          // why it is nil
 	conn  *client.Conn
 	level slog.Level // of the log
+
+	patience time.Duration // of close
 }
 
 // broker takes the URLs from flags, the environment and the defaults.
-func (c *command) broker() (*broker, error) {
-	b := &broker{c: c, url: c.url, level: slog.LevelWarn}
+func (c *command) broker() (*broker, error) { return c.brokerFor("") }
+
+// brokerFor is broker with an HTTP API for a virtual host that may not be the URL's.
+func (c *command) brokerFor(vhost string) (*broker, error) {
+	b := &broker{c: c, url: c.url, level: slog.LevelWarn, patience: closePatience}
 	named := "--url"
 	if b.url == "" {
 		b.url, named = c.io.Env(urlVariable), urlVariable
@@ -50,6 +56,10 @@ func (c *command) broker() (*broker, error) {
 		b.url, named = defaultURL, "the default URL"
 	}
 	const form = "write it as amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
+	b.url = strings.TrimSpace(b.url) // a file or a secret often ends with a newline
+	if _, hosts, _ := strings.Cut(b.url, "://"); strings.Contains(hosts[strings.LastIndexByte(hosts, '@')+1:], ",") {
+		return nil, usage("%s names several hosts; name one: any node of the cluster will do", named)
+	}
 	u, err := url.Parse(b.url)
 	// Errors don't repeat the URL: it may contain a password anywhere.
 	if err != nil || u.Opaque != "" || strings.Count(b.url, "@") > 1 || u.Scheme != "amqp" && u.Scheme != "amqps" || u.Hostname() == "" {
@@ -59,15 +69,12 @@ func (c *command) broker() (*broker, error) {
 		return nil, usage("%s isn't an AMQP URL; %s", named, form)
 	}
 	path := strings.TrimPrefix(u.EscapedPath(), "/")
-	vhost, err := url.PathUnescape(path)
+	own, err := url.PathUnescape(path)
 	if err != nil || strings.Contains(path, "/") {
 		return nil, usage("%s has more than one path segment; name one virtual host, with \"/\" in it written as %%2F", named)
 	}
-	if vhost == "" {
-		vhost = "/"
-	}
-	b.vhost = vhost
-	b.shown = fmt.Sprintf("%s://%s, virtual host %q", u.Scheme, u.Host, vhost)
+	b.vhost = cmp.Or(vhost, own, "/")
+	b.shown = fmt.Sprintf("%s://%s, virtual host %q", u.Scheme, u.Host, b.vhost)
 	return b, b.management(u)
 }
 
@@ -79,6 +86,7 @@ func (b *broker) management(amqp *url.URL) error {
 	if raw == "" {
 		raw, named = b.c.io.Env(managementVariable), managementVariable
 	}
+	raw = strings.TrimSpace(raw)
 	switch port := amqp.Port(); {
 	case raw == noManagement:
 		b.noAPI = "the HTTP API is turned off by " + named
@@ -150,7 +158,7 @@ func (b *broker) close() {
 	if b.conn == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	ctx, cancel := context.WithTimeout(context.Background(), b.patience)
 	defer cancel()
 	_ = b.conn.Close(ctx)
 }
@@ -158,26 +166,26 @@ func (b *broker) close() {
 // snapshot reads the live topology: over the HTTP API, and over AMQP where that doesn't
 // answer. It connects in any case: workers can't use a broker that AMQP doesn't reach, even
 // if its HTTP API answers.
-func (b *broker) snapshot(ctx context.Context, of declare.Topology) (audit.Snapshot, error) {
+func (b *broker) snapshot(ctx context.Context, of declare.Topology) (check.Snapshot, error) {
 	if err := b.connect(ctx); err != nil {
-		return audit.Snapshot{}, err
+		return check.Snapshot{}, err
 	}
 	if len(of.Queues)+len(of.Bindings) > 0 {
 		return b.readBoth(ctx, of)
 	}
 	const why = "AMQP can only read queues and bindings that a file names, and this command names none"
 	if b.api == nil {
-		return audit.Snapshot{}, errors.New(why + "; without the HTTP API: " + b.noAPI)
+		return check.Snapshot{}, errors.New(why + "; without the HTTP API: " + b.noAPI)
 	}
-	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, of)
+	s, err := check.Read(ctx, check.Sources{HTTP: b.api}, of)
 	if err != nil {
 		return s, timedOut(ctx, errors.Join(err, errors.New(why)))
 	}
 	return s, b.same(s)
 }
 
-func (b *broker) readBoth(ctx context.Context, of declare.Topology) (audit.Snapshot, error) {
-	s, err := audit.Read(ctx, b.sources(), of)
+func (b *broker) readBoth(ctx context.Context, of declare.Topology) (check.Snapshot, error) {
+	s, err := check.Read(ctx, b.sources(), of)
 	if err == nil {
 		err = b.same(s)
 	}
@@ -191,7 +199,7 @@ func (b *broker) readBoth(ctx context.Context, of declare.Topology) (audit.Snaps
 
 // same refuses the HTTP API of another broker. It compares nodes and versions: those of a
 // cluster may differ during an upgrade.
-func (b *broker) same(s audit.Snapshot) error {
+func (b *broker) same(s check.Snapshot) error {
 	is := b.conn.Broker()
 	if is.Node == "" || len(s.Nodes) == 0 {
 		return nil
@@ -204,8 +212,8 @@ func (b *broker) same(s audit.Snapshot) error {
 }
 
 // sources are both ways to read.
-func (b *broker) sources() audit.Sources {
-	src := audit.Sources{AMQP: b.conn.Management()}
+func (b *broker) sources() check.Sources {
+	src := check.Sources{AMQP: b.conn.Management()}
 	if b.api != nil {
 		src.HTTP = b.api
 	}
@@ -235,14 +243,22 @@ func (e *timeoutError) Error() string {
 	return fmt.Sprintf("not done within %v; --timeout sets the limit", e.after)
 }
 
-// counting counts replies, for progress.
+// counting counts replies, for progress. It embeds the Management and not a Requester, so that package declare
+// finds its other methods: the version, and more sessions for many declarations.
 type counting struct {
-	declare.Requester
+	*client.Management
 	replies atomic.Int64
 }
 
 func (r *counting) Request(ctx context.Context, method, path string, body any) (int, any, error) {
-	status, reply, err := r.Requester.Request(ctx, method, path, body)
-	r.replies.Add(1)
-	return status, reply, err
+	defer r.replies.Add(1)
+	return r.Management.Request(ctx, method, path, body)
+}
+
+func (r *counting) Parallel(n int) (request func(ctx context.Context, method, path string, body any) (int, any, error), done func()) {
+	several, done := r.Management.Parallel(n)
+	return func(ctx context.Context, method, path string, body any) (int, any, error) {
+		defer r.replies.Add(1)
+		return several(ctx, method, path, body)
+	}, done
 }

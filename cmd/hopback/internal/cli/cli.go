@@ -4,26 +4,26 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/httpapi"
-	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/operate/desk"
+	"github.com/hopback/hopback/operate/httpapi"
+	"github.com/hopback/hopback/operate/topologyfile"
 	"github.com/hopback/hopback/partition"
-	"github.com/hopback/hopback/topologyfile"
 )
 
 // The exit codes.
@@ -54,19 +54,32 @@ type IO struct {
 	// StdoutIsTerminal and StderrIsTerminal allow colors there, and a line of
 	// progress that is overwritten.
 	StdoutIsTerminal, StderrIsTerminal bool
+	// CompletionPatience is how long the shell waits for the broker after a tab. Default: 2 s.
+	CompletionPatience time.Duration
+	// StdoutSize is the size of the terminal, in columns and rows; nil, or zero, if it isn't known.
+	StdoutSize func() (width, height int)
+}
+
+func (io IO) size() (width, height int) {
+	if io.StdoutSize == nil {
+		return 0, 0
+	}
+	return io.StdoutSize()
 }
 
 // Process is the IO of this process.
 func Process() IO {
 	return IO{
 		Args: os.Args[1:], Env: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		StdoutIsTerminal: isTerminal(os.Stdout), StderrIsTerminal: isTerminal(os.Stderr),
+		StdoutIsTerminal: term.IsTerminal(int(os.Stdout.Fd())), StderrIsTerminal: term.IsTerminal(int(os.Stderr.Fd())),
+		StdoutSize: func() (width, height int) {
+			width, height, err := term.GetSize(int(os.Stdout.Fd()))
+			if err != nil {
+				return 0, 0
+			}
+			return width, height
+		},
 	}
-}
-
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&fs.ModeCharDevice != 0
 }
 
 // command is one run.
@@ -75,19 +88,25 @@ type command struct {
 	io     IO
 	stdout printer
 	stderr printer
+	// overwrites reports whether stderr is a terminal whose last line can be overwritten, and redraws
+	// whether stdout is one that can be cleared.
+	overwrites, redraws bool
 
 	url, managementURL, vhost string
 	login                     login
 	dlqFlags                  dlqFlags
-	json                      bool
-	wrote                     bool // JSON, to stdout
+	format                    string // of --output
+	wrote                     bool   // JSON or YAML, to stdout
+	unknown                   error  // the command whose help was asked for doesn't exist
 }
 
 // Run runs the command, and returns the exit code. When ctx ends it stops, and reports
 // what was done.
 func Run(ctx context.Context, io IO) int {
 	c := &command{ctx: ctx, io: io}
-	plain := io.Env("NO_COLOR") != "" || io.Env("TERM") == "dumb"
+	dumb := io.Env("TERM") == "dumb"
+	plain := dumb || io.Env("NO_COLOR") != ""
+	c.overwrites, c.redraws = io.StderrIsTerminal && !dumb, io.StdoutIsTerminal && !dumb
 	c.stdout = printer{w: &lockedWriter{w: io.Stdout}, colors: io.StdoutIsTerminal && !plain}
 	c.stderr = printer{w: &lockedWriter{w: io.Stderr}, colors: io.StderrIsTerminal && !plain}
 	root := c.root()
@@ -97,13 +116,16 @@ func Run(ctx context.Context, io IO) int {
 	root.SetErr(c.stderr.w)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
+		err = c.unknown
+	}
+	if err == nil {
 		return Done
 	}
 	code := c.codeOf(err)
 	if !errors.Is(err, errReported) {
 		c.say(err)
-		if c.json && !c.wrote {
-			_ = c.printJSON(map[string]any{"error": plainText(err)})
+		if c.structured() && !c.wrote {
+			_ = c.printStructured(map[string]any{"error": plainText(err)})
 		}
 	}
 	return code
@@ -180,23 +202,12 @@ func plainText(err error) string {
 
 var prefix = regexp.MustCompile(`(?m)(^|[\s(])hopback: `)
 
-// printJSON writes v to stdout.
-func (c *command) printJSON(v any) error {
-	c.wrote = true
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(c.stdout.w, "%s\n", text)
-	return err
-}
-
 func (c *command) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "hopback",
 		Short:         "Delayed retries and dead letters for RabbitMQ",
 		Long:          rootHelp,
-		Version:       version(),
+		Version:       version().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -209,8 +220,10 @@ func (c *command) root() *cobra.Command {
 	})
 	root.AddCommand(
 		inGroup(groupTopology, c.topology()), inGroup(groupTopology, c.doctor()), inGroup(groupTopology, c.partition()), inGroup(groupDLQ, c.dlq()), inGroup(groupDLQ, c.desk()),
-		inGroup(groupService, c.retry()), inGroup(groupService, c.outbox()), inGroup(groupService, c.serve()),
-		inGroup(groupOther, c.connectionTopic()))
+		inGroup(groupService, c.retry()), inGroup(groupService, c.schedule()), inGroup(groupService, c.outbox()), inGroup(groupService, c.serve()),
+		inGroup(groupService, c.publish()), inGroup(groupService, c.initial()), inGroup(groupOther, c.connectionTopic()), inGroup(groupOther, c.versionCommand()))
+	c.refuseUnknownHelp(root)
+	withoutFiles(root)
 	return root
 }
 

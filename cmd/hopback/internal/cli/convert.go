@@ -1,94 +1,146 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/topologyfile"
+	"github.com/hopback/hopback/declare/check"
+	"github.com/hopback/hopback/operate/audit"
+	"github.com/hopback/hopback/operate/topologyfile"
 )
 
 // from is the snapshot of a file, or of the live virtual host.
-func (c *command) from(cmd *cobra.Command, args []string) (audit.Snapshot, error) {
+func (c *command) from(cmd *cobra.Command, args []string) (check.Snapshot, error) {
 	if len(args) > 0 {
 		in, err := c.load(args[0], "")
 		switch {
 		case err != nil && in.defs == nil:
-			return audit.Snapshot{}, err
+			return check.Snapshot{}, err
 		case in.defs != nil && in.name != "":
 			// The document itself, even if it isn't a valid topology.
 			return in.defs.Snapshot(in.vhost), nil
 		}
-		return audit.FromTopology(in.topology), err
+		return check.FromTopology(in.topology), err
 	}
 	b, err := c.broker()
 	if err != nil {
-		return audit.Snapshot{}, err
+		return check.Snapshot{}, err
 	}
 	if b.api == nil {
-		return audit.Snapshot{}, usage("without a file, this command needs the HTTP API to list what exists; %s. Or name a file", b.noAPI)
+		return check.Snapshot{}, usage("without a file, this command needs the HTTP API to list what exists; %s. Or name a file", b.noAPI)
 	}
 	ctx, cancel, err := c.within(cmd)
 	if err != nil {
-		return audit.Snapshot{}, err
+		return check.Snapshot{}, err
 	}
 	defer cancel()
 	p := c.progress("reading " + b.shown)
 	defer p.end()
-	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, declare.Topology{})
+	s, err := check.Read(ctx, check.Sources{HTTP: b.api}, declare.Topology{})
 	return s, timedOut(ctx, err)
 }
 
 func (c *command) export() *cobra.Command {
+	var format, cluster string
 	cmd := &cobra.Command{
 		Use:   "export [FILE]",
-		Short: "Convert a topology to RabbitMQ definitions",
+		Short: "Convert a topology to RabbitMQ definitions, or to Kubernetes manifests",
 		Long: `Print the topology as RabbitMQ definitions, for POST /api/definitions, rabbitmqctl
 import_definitions, and load_definitions. --vhost names the virtual host, "/" by
 default, which must exist. Without FILE, export reads the live topology with its
-policies over the HTTP API. It never prints users.`,
+policies over the HTTP API. It never prints users.
+
+--format kubernetes prints manifests for RabbitMQ's Messaging Topology Operator, 1.17 or
+later: Exchange, Queue, Binding, Policy, and OperatorPolicy. --cluster names the
+RabbitmqCluster. If the operator has no field for a part of the topology, export names it
+and prints nothing. What isn't a part of it, such as users, is left out; stderr lists that.`,
 		Example: `  hopback topology export --vhost shop topology.yaml > definitions.json
+  hopback topology export --format kubernetes --cluster rabbitmq topology.yaml > topology.k8s.yaml
   curl -u admin -H 'Content-Type: application/json' -d @definitions.json http://localhost:15672/api/definitions`,
 		Args:              files(0, 1),
 		ValidArgsFunction: completeFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := c.exported(cmd, args)
+			kubernetes := format == formatKubernetes
+			switch {
+			case !kubernetes && cluster != "":
+				return usage("--cluster is for --format kubernetes; leave it out, or add --format kubernetes")
+			case kubernetes && !clusterName.MatchString(cluster):
+				return usage("--cluster is %.80q; name the RabbitmqCluster, as NAME, or NAMESPACE/NAME if it is in another namespace than the manifests", cluster)
+			}
+			e, err := c.exported(cmd, args)
 			if err != nil {
 				return err
 			}
-			_, err = c.stdout.w.Write(d.Encode())
+			text := e.definitions.Encode()
+			if kubernetes {
+				if err := exclusiveQueues(e.topology); err != nil {
+					return err
+				}
+				namespace, name, ok := strings.Cut(cluster, "/")
+				if !ok {
+					namespace, name = "", cluster
+				}
+				var left string
+				if text, left, err = kubernetesManifests(e.definitions, e.vhost, clusterReference{name, namespace}); err != nil {
+					return err
+				}
+				if left != "" {
+					c.say(errors.New("left out: " + left))
+				}
+			}
+			_, err = c.stdout.w.Write(text)
 			return err
 		},
 	}
+	format = formatDefinitions
+	cmd.Flags().Var(&choice{&format, []string{formatDefinitions, formatKubernetes}}, "format", "print this `format`: definitions or kubernetes")
+	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{formatDefinitions, formatKubernetes}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().StringVar(&cluster, "cluster", "", "`name` of the RabbitmqCluster in manifests, as NAME or NAMESPACE/NAME")
 	return cmd
 }
 
-func (c *command) exported(cmd *cobra.Command, args []string) (audit.Definitions, error) {
+// The formats of export.
+const (
+	formatDefinitions = "definitions"
+	formatKubernetes  = "kubernetes"
+)
+
+var clusterName = regexp.MustCompile(`^([a-z0-9][a-z0-9-]*/)?[a-z0-9][a-z0-9.-]*$`)
+
+// export is what "topology export" converts. topology is that of a topology file.
+type export struct {
+	definitions audit.Definitions
+	vhost       string
+	topology    declare.Topology
+}
+
+func (c *command) exported(cmd *cobra.Command, args []string) (export, error) {
 	if len(args) == 0 {
 		s, err := c.from(cmd, nil)
 		if err == nil && c.vhost != "" {
 			s.VHost = c.vhost
 		}
-		return s.Definitions(), err
+		return export{definitions: audit.DefinitionsOf(s), vhost: s.VHost}, err
 	}
 	in, err := c.load(args[0], "")
 	if err != nil {
-		return audit.Definitions{}, err
+		return export{}, err
 	}
-	if in.defs != nil {
-		return *in.defs, nil // in canonical form, with all other content
+	if in.defs != nil { // in canonical form, with all other content
+		return export{definitions: *in.defs, vhost: cmp.Or(in.vhost, "/")}, nil
 	}
-	vhost := c.vhost
-	if vhost == "" {
-		vhost = "/"
-	}
-	return audit.Export(vhost, in.topology)
+	e := export{vhost: cmp.Or(c.vhost, "/"), topology: in.topology}
+	e.definitions, err = audit.Export(e.vhost, in.topology)
+	return e, err
 }
 
 func (c *command) importCommand() *cobra.Command {
@@ -131,7 +183,7 @@ To declare definitions on a broker, apply them: hopback topology apply definitio
 func (c *command) toImport(cmd *cobra.Command, args []string) (audit.Definitions, string, error) {
 	if len(args) == 0 {
 		s, err := c.from(cmd, nil)
-		return s.Definitions(), s.VHost, err
+		return audit.DefinitionsOf(s), s.VHost, err
 	}
 	text, name, err := c.read(args[0])
 	if err != nil {
@@ -162,8 +214,17 @@ func leftOut(d audit.Definitions, vhost string) string {
 			parts = append(parts, fmt.Sprintf("binding of the default exchange to %.80q, which every queue has", b.Destination))
 		}
 	}
+	if others := otherMembers(d); others != "" {
+		parts = append(parts, others)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// otherMembers lists the members of definitions that aren't a part of a topology.
+func otherMembers(d audit.Definitions, except ...string) string {
+	var parts []string
 	for _, other := range []string{"users", "permissions", "topic_permissions", "parameters", "global_parameters"} {
-		if raw := strings.TrimSpace(string(d.Other[other])); raw != "" && raw != "[]" {
+		if raw := strings.TrimSpace(string(d.Other[other])); raw != "" && raw != "[]" && !slices.Contains(except, other) {
 			parts = append(parts, other)
 		}
 	}
@@ -182,7 +243,7 @@ the live virtual host over the HTTP API.`,
 		Args:              files(0, 1),
 		ValidArgsFunction: completeFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			draw, ok := map[string]func(audit.Snapshot) string{"mermaid": audit.Snapshot.Mermaid, "dot": audit.Snapshot.DOT}[format]
+			draw, ok := map[string]func(check.Snapshot) string{"mermaid": audit.Mermaid, "dot": audit.DOT}[format]
 			if !ok {
 				return usage("--format is %.80q; it can be mermaid or dot", format)
 			}

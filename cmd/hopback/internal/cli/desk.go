@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hopback/hopback/desk"
-	"github.com/hopback/hopback/desk/web"
+	"github.com/hopback/hopback/operate/desk"
+	"github.com/hopback/hopback/operate/desk/web"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -24,9 +24,10 @@ With --write, users can replay and edit messages; with --discard-to, discard the
 URL is the broker, as in --url. The HTTP API lists queues and shows rates. Without it,
 name the queues with --queue.
 
-By default, only this machine can reach the page, and all its users may use it. For
-other machines, put a proxy in front that authenticates users and sets a header with
-the user's name. --authorize-header names the header: the page refuses requests without
+hopback prints a link with a secret. Only browsers on this machine that have opened it
+can use the page, until the command stops. Treat the link as a password. For other
+machines, put a proxy in front that authenticates users and sets a header with the
+user's name. --authorize-header names the header: the page refuses requests without
 it. The proxy must remove the header from incoming requests, and nobody may be able to
 bypass the proxy.
 
@@ -72,11 +73,13 @@ func (c *command) desk() *cobra.Command {
 	}
 	f := cmd.Flags()
 	c.connectionFlags(f)
+	c.outputFlag(cmd, "the link")
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8484", "`address` to serve the page at")
 	f.BoolVar(&s.write, "write", false, "allow replays and edits, and discards with --discard-to (default read-only)")
 	f.StringVar(&s.discardTo, "discard-to", "", "allow discards, and write discarded messages to this `folder`")
 	f.StringVar(&s.header, "authorize-header", "", "`header` with the user's name, set by a proxy; allows addresses and host names of other machines")
 	f.StringArrayVar(&s.queues, "queue", nil, "show only this `queue`; may be repeated")
+	_ = cmd.RegisterFlagCompletionFunc("queue", c.queueNames())
 	f.StringVar(&c.dlqFlags.prefix, "names-prefix", "", "`prefix` of the names in the retry topology, as in retry.names.prefix of its file")
 	return cmd
 }
@@ -118,7 +121,7 @@ func (c *command) deskNow(s desking) error {
 		return err
 	}
 	page, err := web.New(d, web.Config{
-		Title: b.shown, Writable: s.write, DiscardDir: s.discardTo, Queues: s.queues, Authorize: c.authorizer(s),
+		Title: b.shown, Writable: s.write, DiscardDir: s.discardTo, Queues: s.queues, Authorize: authorizer(s.header), User: c.who(),
 		Logger: slog.New(slog.NewTextHandler(c.stderr.w, nil)),
 	})
 	if err != nil {
@@ -135,25 +138,31 @@ func (c *command) deskNow(s desking) error {
 			reads = "The page can replay, edit, and discard"
 		}
 	}
-	if err := c.stdout.lines(fmt.Sprintf("The dead letters of %s are at http://%s/ . %s. ^C stops it.\n", clean(b.shown), reached(l), reads)); err != nil {
+	at = page.LoginURL("http://" + reached(l) + "/")
+	if s.header == "" {
+		reads += ", for browsers that have opened this link"
+	}
+	show := func() error {
+		return c.stdout.lines(fmt.Sprintf("The dead letters of %s are at %s . %s. ^C stops it.\n", clean(b.shown), at, reads))
+	}
+	if c.structured() {
+		show = func() error {
+			return c.printStructured(map[string]any{"url": at, "writable": s.write})
+		}
+	}
+	if err := show(); err != nil {
 		return errors.Join(err, l.Close(), page.Shutdown(context.Background()))
 	}
 	return c.deskUntilEnd(page, l)
 }
 
-// authorizer names the user of a request, or refuses it.
-func (c *command) authorizer(s desking) func(*http.Request, web.Access) (string, error) {
-	if s.header == "" {
-		who := c.who()
-		return func(r *http.Request, a web.Access) (string, error) {
-			local, err := web.Loopback(r, a)
-			if err == nil && who != "" {
-				local = who
-			}
-			return local, err
-		}
+// authorizer names the user of a request, or refuses it. Without the header's name it is nil: the
+// page then requires its login link.
+func authorizer(header string) func(*http.Request, web.Access) (string, error) {
+	if header == "" {
+		return nil
 	}
-	name := textproto.CanonicalMIMEHeaderKey(s.header)
+	name := textproto.CanonicalMIMEHeaderKey(header)
 	return func(r *http.Request, _ web.Access) (string, error) {
 		values := r.Header[name]
 		// One of two is from the proxy, and the other one from somebody else.

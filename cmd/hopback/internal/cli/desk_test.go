@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/cookiejar"
 	"regexp"
 	"strings"
 	"sync"
@@ -40,12 +41,16 @@ func (b *safe) String() string {
 // page is a running "hopback desk".
 type page struct {
 	line, url string
+	browser   *http.Client // after it has opened the link
 	stderr    *safe
 	interrupt func()
 	code      chan int
 }
 
-var atURL = regexp.MustCompile(`http://[0-9.:]+/`)
+var (
+	atURL  = regexp.MustCompile(`http://[0-9.:]+/`)
+	atLink = regexp.MustCompile(`http://[0-9.:]+/login\?secret=([-_0-9A-Za-z]{43}) `)
+)
 
 func servePage(t *testing.T, b *served, args ...string) *page {
 	t.Helper()
@@ -68,6 +73,15 @@ func servePage(t *testing.T, b *served, args ...string) *page {
 	p.line = lines.Text()
 	p.url = atURL.FindString(p.line)
 	require.NotEmpty(t, p.url, p.line)
+	jar, err := cookiejar.New(nil)
+	require.NoError(t, err)
+	p.browser = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience, Jar: jar}
+	if link := atLink.FindStringSubmatch(p.line); link != nil {
+		w, err := p.browser.Get(strings.TrimSpace(link[0]))
+		require.NoError(t, err)
+		_ = w.Body.Close()
+		require.Equal(t, p.url, w.Request.URL.String(), "the link leads to the page")
+	}
 	go func() { _, _ = io.Copy(io.Discard, r) }()
 	return p
 }
@@ -83,7 +97,7 @@ func (p *page) get(t *testing.T, header ...string) (status int, text string) {
 		}
 		r.Header.Add(header[i], header[i+1])
 	}
-	w, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}).Do(r)
+	w, err := p.browser.Do(r)
 	require.NoError(t, err)
 	defer func() { _ = w.Body.Close() }()
 	body, err := io.ReadAll(w.Body)
@@ -103,8 +117,8 @@ func (p *page) end(t *testing.T) int {
 	}
 }
 
-// The page says in one line where it is, answers this machine, is read-only unless told
-// otherwise, and ends by ^C.
+// The command prints the page's link in one line. The page answers browsers on this machine that
+// have opened the link, is read-only without --write, and ends by ^C.
 func TestDeskServesThePage(t *testing.T) {
 	t.Parallel()
 	b := serveBroker(t)
@@ -121,6 +135,13 @@ func TestDeskServesThePage(t *testing.T) {
 	status, _ = p.get(t, "X-Forwarded-For", "10.0.0.1")
 	assert.Equal(t, http.StatusForbidden, status)
 	assert.Contains(t, p.stderr.String(), "hopback desk: refused")
+	link := atLink.FindStringSubmatch(p.line)
+	require.NotNil(t, link, p.line)
+	assert.NotContains(t, p.stderr.String(), link[1], "the log has no secret")
+	p.browser.Jar = nil
+	status, text = p.get(t)
+	assert.Equal(t, http.StatusForbidden, status, "a browser that hasn't opened the link")
+	assert.Contains(t, text, "Open the link")
 	assert.Equal(t, cli.Done, p.end(t))
 
 	p = servePage(t, b, "--write", "--discard-to", t.TempDir())
@@ -135,6 +156,7 @@ func TestDeskServesThePage(t *testing.T) {
 func TestDeskBehindAProxy(t *testing.T) {
 	t.Parallel()
 	p := servePage(t, serveBroker(t), "--authorize-header", "x-forwarded-user", "--listen", "0.0.0.0:0")
+	assert.Nil(t, atLink.FindStringSubmatch(p.line), "the proxy lets people in, and not a link")
 	status, text := p.get(t, "X-Forwarded-User", "grace", "Host", "ops.example", "X-Forwarded-For", "10.0.0.1")
 	assert.Equal(t, http.StatusOK, status)
 	assert.Contains(t, text, "grace")
@@ -176,9 +198,9 @@ func TestDeskRefuses(t *testing.T) {
 		assert.Contains(t, r.stderr, c.say, "%s", c.args)
 		assert.Empty(t, r.stdout, "%s", c.args)
 	}
-	help := world{env: map[string]string{"HOPBACK_URL": "amqp://me:secret@h"}}.run("desk", "--help")
+	help := world{env: map[string]string{"HOPBACK_URL": "amqp://me:hunter2@h"}}.run("desk", "--help")
 	assert.Contains(t, help.stdout, "--authorize-header")
-	assert.NotContains(t, help.stdout, "secret")
+	assert.NotContains(t, help.stdout, "hunter2")
 }
 
 // Without the HTTP API the named queues are shown.

@@ -25,7 +25,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -65,9 +65,10 @@ func (c *command) dlq() *cobra.Command {
 	group(cmd)
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
-	f.Duration("timeout", 0, "time limit of the command; 0 means none")
+	durationVar(f, nil, "timeout", 0, "time limit of the command; 0 means none")
 	f.StringVar(&c.dlqFlags.prefix, "names-prefix", "", "`prefix` of the names in the retry topology, as in retry.names.prefix of its file")
 	f.StringArrayVar(&c.dlqFlags.accept, "accept", nil, "allow a side effect of reading, by the `name` that the refusal prints; may be repeated")
+	c.completeAccept(cmd)
 	cmd.AddCommand(c.dlqSurvey(), c.dlqList(), c.dlqShow(), c.dlqReplay(), c.dlqEdit(), c.dlqDiscard(), c.dlqExport(), c.dlqImport())
 	return cmd
 }
@@ -88,7 +89,7 @@ func (c *command) accepted() []desk.WarningCode {
 
 // warnings are what --accept can name.
 var warnings = []desk.WarningCode{
-	desk.WarningLimit, desk.WarningLoss, desk.WarningConsumers, desk.WarningWaiting, desk.WarningSingleActive, desk.WarningClassic, desk.WarningPolicies, desk.WarningScan,
+	desk.WarningLimit, desk.WarningLoss, desk.WarningConsumers, desk.WarningWaiting, desk.WarningSingleActive, desk.WarningClassic, desk.WarningHeaders, desk.WarningPolicies, desk.WarningScan,
 }
 
 // checkAccepted refuses an --accept that names no side effect.
@@ -222,7 +223,7 @@ type selection struct {
 	maxReplays           int
 }
 
-func (s *selection) flags(cmd *cobra.Command) {
+func (s *selection) flags(c *command, cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringArrayVar(&s.filter.IDs, "id", nil, "`ID` of list, or message-id; may be repeated")
 	f.StringArrayVar(&s.filter.Groups, "group", nil, "ID of a `group` of survey; may be repeated")
@@ -232,10 +233,11 @@ func (s *selection) flags(cmd *cobra.Command) {
 	f.StringVar(&s.filter.Text, "text", "", "`text` that the error contains")
 	f.StringVar(&s.match, "match", "", "regular `expression` that the error matches")
 	f.StringArrayVar(&s.properties, "property", nil, "application property, as `key=value`; may be repeated")
-	f.DurationVar(&s.newerThan, "newer-than", 0, "dead-lettered less than this `duration` ago, such as 1h")
-	f.DurationVar(&s.olderThan, "older-than", 0, "dead-lettered more than this `duration` ago, such as 720h")
+	durationVar(f, &s.newerThan, "newer-than", 0, "dead-lettered less than this `duration` ago, such as 7d or 1h")
+	durationVar(f, &s.olderThan, "older-than", 0, "dead-lettered more than this `duration` ago, such as 30d")
 	f.IntVar(&s.filter.MinReplays, "min-replays", 0, "replayed at least `n` times")
 	f.IntVar(&s.maxReplays, "max-replays", -1, "replayed at most `n` times; -1 means no limit")
+	c.completeSelection(cmd)
 }
 
 // selected is the filter of the flags. It refuses what can't be right, before anything connects.
@@ -267,7 +269,7 @@ func (s *selection) selected() (desk.Filter, error) {
 	}
 	switch {
 	case s.newerThan < 0 || s.olderThan < 0:
-		return f, usage("--newer-than and --older-than can't be negative; use a duration such as 1h")
+		return f, usage("--newer-than and --older-than can't be negative; use a duration such as 7d or 1h")
 	case s.newerThan > 0 && s.olderThan >= s.newerThan:
 		return f, usage("no message is both newer than --newer-than and older than --older-than; use a shorter --older-than")
 	case f.MinReplays < 0:
@@ -379,8 +381,8 @@ func (c *command) result(report any, err error, text func(*strings.Builder), aga
 	var out strings.Builder
 	text(&out)
 	var printed error
-	if c.json {
-		printed = c.printJSON(report)
+	if c.structured() {
+		printed = c.printStructured(report)
 	} else {
 		_, printed = fmt.Fprint(c.stdout.w, out.String())
 	}
@@ -441,46 +443,104 @@ func (e *early) over(err error) error {
 
 func (c *command) dlqSurvey() *cobra.Command {
 	var counts bool
+	var watch time.Duration
 	cmd := &cobra.Command{
 		Use:   "survey [QUEUE...]",
 		Short: "Count messages, and group dead letters by queue, reason, and error",
 		Long: `Count the messages of all queues, or of the named ones, and group dead letters by the
 queue that dead-lettered them, the reason, and the error. Errors that differ only in
-numbers, IDs, and addresses are in one group. Work and delay queues are only counted.`,
+numbers, IDs, and addresses are in one group. Work and delay queues are only counted.
+
+--watch repeats that until ^C, and reads the dead-letter queues each time; with --counts,
+it only counts.`,
 		Example: `  hopback dlq survey
-  hopback dlq survey orders.dead --json`,
-		Args: takes(0, math.MaxInt, "[QUEUE...]"),
+  hopback dlq survey --counts --watch=5s
+  hopback dlq survey orders.dead -o json`,
+		Args:              takes(0, math.MaxInt, "[QUEUE...]"),
+		ValidArgsFunction: c.queueNames(),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkWatch(cmd, watch, args); err != nil {
+				return err
+			}
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
-				show, end := c.scanning(ctx, "surveying")
-				s, err := d.Survey(ctx, desk.SurveyConfig{Queues: args, CountsOnly: counts, Accept: c.accepted(), OnProgress: func(_ string, p desk.Progress) { show(p) }})
-				end()
-				if err != nil && len(s.Queues) == 0 {
-					return err
+				take := func(ctx context.Context) snapshot {
+					return c.survey(ctx, d, desk.SurveyConfig{Queues: args, CountsOnly: counts, Accept: c.accepted()})
 				}
-				missing := 0
-				for _, q := range s.Queues {
+				if watch > 0 {
+					return c.watch(ctx, watch, take)
+				}
+				s := take(ctx)
+				found, ok := s.value.(desk.Survey)
+				if !ok {
+					return s.err
+				}
+				for _, q := range found.Queues {
 					if q.Unread != "" {
-						missing++
 						c.say(fmt.Errorf("%s: %s", clean(q.Name), clean(q.Unread)))
 					}
 				}
-				if missing > 0 && err == nil {
-					err = coded(Unknown, fmt.Errorf("hopback couldn't read %s to the end; %s", count(missing, "queue"), toAccept))
-				}
-				return c.result(s, err, func(b *strings.Builder) { surveyText(b, s, err == nil && !counts) }, "")
+				return c.result(found, s.err, s.text, "")
 			})
 		},
 	}
+	watchFlag(cmd, &watch)
 	cmd.Flags().BoolVar(&counts, "counts", false, "only count, and read no messages")
-	c.jsonFlag(cmd, "the survey")
+	c.outputFlag(cmd, "the survey")
 	return cmd
 }
 
-// surveyText shows a survey; peeked says that the dead-letter queues were read to their end.
-func surveyText(b *strings.Builder, s desk.Survey, peeked bool) {
-	rows := [][]string{{"QUEUE", "ROLE", "READY", "UNACKED", "DELAYED", "CONSUMERS", "IN/S", "OUT/S", "OLDEST", "NEWEST"}}
+// survey takes one survey.
+func (c *command) survey(ctx context.Context, d *desk.Desk, cfg desk.SurveyConfig) snapshot {
+	show, end := c.scanning(ctx, "surveying")
+	cfg.OnProgress = func(_ string, p desk.Progress) { show(p) }
+	s, err := d.Survey(ctx, cfg)
+	end()
+	if err != nil && len(s.Queues) == 0 {
+		return snapshot{err: err}
+	}
+	missing := 0
 	for _, q := range s.Queues {
+		if q.Unread != "" {
+			missing++
+		}
+	}
+	if missing > 0 && err == nil {
+		err = coded(Unknown, fmt.Errorf("hopback couldn't read %s to the end; %s", count(missing, "queue"), toAccept))
+	}
+	return snapshot{s, func(b *strings.Builder) { surveyText(b, s, err == nil && !cfg.CountsOnly) }, err}
+}
+
+// surveyText shows a survey: what needs attention first, and idle queues last. peeked reports
+// that the dead-letter queues were read to their end.
+func surveyText(b *strings.Builder, s desk.Survey, peeked bool) {
+	for _, a := range s.Alarms {
+		fmt.Fprintf(b, "ALARM: %s. The broker accepts no messages until it clears.\n", alarmText(a))
+	}
+	for _, q := range s.Queues {
+		warningsText(b, q.Name, q.Warnings)
+		if q.Unread != "" {
+			fmt.Fprintf(b, "%s: not read to the end: %s\n", clean(q.Name), clean(q.Unread))
+		}
+	}
+	if b.Len() > 0 {
+		b.WriteByte('\n')
+	}
+	switch {
+	case len(s.Groups) > 0:
+		rows := [][]string{{"GROUP", "COUNT", "DLQ", "QUEUE", "REASON", "NEWEST", "ERROR"}}
+		for _, g := range s.Groups {
+			rows = append(rows, []string{g.ID, strconv.FormatUint(g.Count, 10), g.In, g.Queue, string(g.Reason), when(g.Newest), errorText(g.ErrorType, g.Text)})
+		}
+		table(b, rows)
+		if s.Others > 0 {
+			fmt.Fprintf(b, "%s in more groups.\n", count(s.Others, "message"))
+		}
+		b.WriteByte('\n')
+	case peeked:
+		b.WriteString("No dead letters were found.\n\n")
+	}
+	rows := [][]string{{"QUEUE", "ROLE", "READY", "UNACKED", "DELAYED", "CONSUMERS", "IN/S", "OUT/S", "OLDEST", "NEWEST"}}
+	for _, q := range idleLast(s.Queues) {
 		known := func(n uint64) string {
 			if !q.Counted {
 				return "?"
@@ -493,30 +553,33 @@ func surveyText(b *strings.Builder, s desk.Survey, peeked bool) {
 		})
 	}
 	table(b, rows)
-	for _, a := range s.Alarms {
-		fmt.Fprintf(b, "ALARM: %s. The broker accepts no messages until it clears.\n", alarmText(a))
+}
+
+// partitionName matches the queue of a partition; its first group is the same for all partitions
+// of a generation. See partition.Group.
+var partitionName = regexp.MustCompile(`^(.+\.\d+)\.\d{3,}$`)
+
+// idleLast moves queues without messages, consumers, and traffic behind all others. Partitions of
+// one group stay together: it is idle if all of them are.
+func idleLast(queues []desk.QueueSurvey) []desk.QueueSurvey {
+	group := func(q desk.QueueSurvey) string {
+		if m := partitionName.FindStringSubmatch(q.Name); m != nil {
+			return m[1]
+		}
+		return q.Name
 	}
-	for _, q := range s.Queues {
-		warningsText(b, q.Name, q.Warnings)
-		if q.Unread != "" {
-			fmt.Fprintf(b, "%s: not read to the end: %s\n", clean(q.Name), clean(q.Unread))
+	busy := map[string]bool{}
+	for _, q := range queues {
+		if q.Messages+q.Consumers+q.Unacknowledged+q.Delayed+q.DeadLettering > 0 || q.In+q.Out > 0 || q.Unread != "" {
+			busy[group(q)] = true
 		}
 	}
-	if len(s.Groups) == 0 {
-		if peeked {
-			b.WriteString("\nNo dead letters were found.\n")
-		}
-		return
-	}
-	rows = [][]string{{"GROUP", "COUNT", "DLQ", "QUEUE", "REASON", "NEWEST", "ERROR"}}
-	for _, g := range s.Groups {
-		rows = append(rows, []string{g.ID, strconv.FormatUint(g.Count, 10), g.In, g.Queue, string(g.Reason), when(g.Newest), errorText(g.ErrorType, g.Text)})
-	}
-	b.WriteByte('\n')
-	table(b, rows)
-	if s.Others > 0 {
-		fmt.Fprintf(b, "%s in more groups.\n", count(s.Others, "message"))
-	}
+	sorted := slices.Clone(queues)
+	slices.SortStableFunc(sorted, func(a, b desk.QueueSurvey) int {
+		rank := map[bool]int{true: 0, false: 1}
+		return rank[busy[group(a)]] - rank[busy[group(b)]]
+	})
+	return sorted
 }
 
 func alarmText(a desk.Alarm) string {
@@ -538,8 +601,9 @@ func (c *command) dlqList() *cobra.Command {
 		Long: `List the selected messages of a queue, from its head. They stay in the queue, in order.
 If no message has the --id or --group, the exit code is 1.`,
 		Example: `  hopback dlq list orders.dead --reason permanent --limit 20
-  hopback dlq list orders.dead --match 'timeout after \d+s' --newer-than 1h --count`,
-		Args: takes(1, 1, "QUEUE"),
+  hopback dlq list orders.dead --match 'timeout after \d+s' --newer-than 7d --count`,
+		Args:              takes(1, 1, "QUEUE"),
+		ValidArgsFunction: firstOnly(c.queueNames()),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			filter, err := s.selected()
 			switch {
@@ -570,12 +634,12 @@ If no message has the --id or --group, the exit code is 1.`,
 			})
 		},
 	}
-	s.flags(cmd)
+	s.flags(c, cmd)
 	f := cmd.Flags()
 	f.IntVar(&cfg.Skip, "skip", 0, "leave out the first `n` selected messages")
 	f.IntVar(&cfg.Limit, "limit", 0, "show at most `n` messages, up to 10000 (default 50)")
 	f.BoolVar(&cfg.Count, "count", false, "read the whole queue, and count all selected messages")
-	c.jsonFlag(cmd, "the list")
+	c.outputFlag(cmd, "the list")
 	return cmd
 }
 
@@ -614,7 +678,8 @@ func (r *replaying) flags(c *command, cmd *cobra.Command) {
 	f.StringVar(&r.cfg.ID, "replay-id", "", "`ID` of the replay; the same ID continues a stopped replay (default random)")
 	f.StringVar(&r.to, "to", "", "send to this `queue` instead of the one that dead-lettered the message")
 	f.BoolVar(&r.toExchange, "to-exchange", false, "send to the exchange and routing key that the message was first published to")
-	c.jsonFlag(cmd, "the report")
+	_ = cmd.RegisterFlagCompletionFunc("to", c.queueNames())
+	c.outputFlag(cmd, "the report")
 }
 
 func (r *replaying) destination() error {
@@ -694,11 +759,15 @@ crash in between can duplicate a message; it can't lose one. If the topology has
 replay-by-move, the broker moves the messages, without duplicates; --copy copies them
 anyway.
 
+RabbitMQ hides headers of AMQP 0-9-1 messages that hold tables or arrays. So a message that
+may come from there isn't copied, unless you add --accept hidden-headers.
+
 --dry-run only counts. You can stop a replay at any time, and continue it with the same
 --replay-id: it doesn't resend a message that was dead-lettered again.`,
 		Example: `  hopback dlq replay orders.dead --group 3f2a9c01b7de --dry-run
   hopback dlq replay orders.dead --group 3f2a9c01b7de --rate 50 --max 1000`,
-		Args: takes(1, 1, "QUEUE"),
+		Args:              takes(1, 1, "QUEUE"),
+		ValidArgsFunction: firstOnly(c.queueNames()),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := r.destination(); err != nil {
 				return err
@@ -711,7 +780,7 @@ anyway.
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error { return c.replay(ctx, d, r.cfg, "continue") })
 		},
 	}
-	s.flags(cmd)
+	s.flags(c, cmd)
 	r.flags(c, cmd)
 	f := cmd.Flags()
 	f.BoolVar(&r.cfg.All, "all", false, "replay all messages of the queue")
@@ -722,12 +791,20 @@ anyway.
 	return cmd
 }
 
+// hiddenText says how to treat messages that may have headers which a copy would lack.
+func hiddenText(b *strings.Builder, n uint64, what string) {
+	if n > 0 {
+		fmt.Fprintf(b, "%s %s: they may come from AMQP 0-9-1, and RabbitMQ hides headers of such messages that hold tables or arrays. If yours have none: --accept %s\n", count(n, "message"), what, desk.WarningHeaders)
+	}
+}
+
 func replayText(b *strings.Builder, r desk.ReplayReport, cfg desk.ReplayConfig) {
 	warningsText(b, cfg.Queue, r.Warnings)
 	groupsText(b, r.Groups, r.Others)
 	for _, f := range r.Failures {
 		fmt.Fprintf(b, "not sent: %s %s: %s\n", f.ID, clean(f.MessageID), clean(f.Err))
 	}
+	hiddenText(b, r.Hidden, "not copied")
 	if r.DryRun {
 		fmt.Fprintf(b, "%d of %s would be replayed; nothing was sent.\n", r.Matched-r.Failed, count(r.Seen, "message"))
 		if r.Moved > 0 {
@@ -804,11 +881,12 @@ func unsafe(r rune) bool {
 	return unicode.Is(unicode.C, r) || r == utf8.RuneError || r == '\u2028' || r == '\u2029'
 }
 
+// when is a time as all commands print it: RFC 3339, in UTC.
 func when(t time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
-	return t.UTC().Format("2006-01-02 15:04:05")
+	return t.UTC().Format(time.RFC3339)
 }
 
 func errorText(kind, text string) string {

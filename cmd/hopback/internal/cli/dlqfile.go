@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/operate/desk"
 )
 
 func (c *command) dlqEdit() *cobra.Command {
@@ -27,7 +27,8 @@ from QUEUE only after the broker has confirmed the changed message.
 If several messages have this message-id, edit changes none: use the ID of list.`,
 		Example: `  hopback dlq edit orders.dead order-4711 --body fixed.json
   hopback dlq edit orders.dead 5b0c6a7d1e2f3a4b5c6d7e8f --set shop=s2 --unset legacy`,
-		Args: takes(2, 2, "QUEUE ID"),
+		Args:              takes(2, 2, "QUEUE ID"),
+		ValidArgsFunction: c.queueThenID(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := r.destination(); err != nil {
 				return err
@@ -130,10 +131,15 @@ func (c *command) dlqDiscard() *cobra.Command {
 		Short: "Remove selected messages, after writing them to a file",
 		Long: `Remove the selected messages from a queue. hopback first appends each to the file of
 --to, and syncs the file. hopback dlq import publishes them again. --destroy removes
-them for good, without a file. All other messages stay, in order.`,
-		Example: `  hopback dlq discard orders.dead --older-than 720h --to old-orders.jsonl
+them for good, without a file. All other messages stay, in order.
+
+RabbitMQ hides headers of AMQP 0-9-1 messages that hold tables or arrays, so the file would
+lack them. A message that may come from there stays in the queue, unless you add
+--accept hidden-headers.`,
+		Example: `  hopback dlq discard orders.dead --older-than 30d --to old-orders.jsonl
   hopback dlq discard orders.dead --group 3f2a9c01b7de --dry-run`,
-		Args: takes(1, 1, "QUEUE"),
+		Args:              takes(1, 1, "QUEUE"),
+		ValidArgsFunction: firstOnly(c.queueNames()),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			filter, err := s.some(cfg.All)
 			switch {
@@ -161,9 +167,13 @@ them for good, without a file. All other messages stay, in order.`,
 				if err != nil && r.Seen == 0 {
 					return err
 				}
+				if err == nil && r.Hidden > 0 {
+					err = coded(No, fmt.Errorf("%s stayed in the queue, with headers that the file could lack", count(r.Hidden, "message")))
+				}
 				return c.result(r, errors.Join(err, unread(r.Unread)), func(b *strings.Builder) {
 					warningsText(b, args[0], r.Warnings)
 					groupsText(b, r.Groups, r.Others)
+					hiddenText(b, r.Hidden, "left in the queue")
 					if r.DryRun {
 						fmt.Fprintf(b, "%d of %s would be discarded; nothing was done.\n", r.Matched, count(r.Seen, "message"))
 						return
@@ -176,14 +186,14 @@ them for good, without a file. All other messages stay, in order.`,
 			})
 		},
 	}
-	s.flags(cmd)
+	s.flags(c, cmd)
 	f := cmd.Flags()
 	f.StringVar(&to, "to", "", "append the messages to this `file` first")
 	f.BoolVar(&cfg.Destroy, "destroy", false, "remove the messages for good, without a file")
 	f.BoolVar(&cfg.All, "all", false, "discard all messages of the queue")
 	f.BoolVar(&cfg.DryRun, "dry-run", false, "only select and count")
 	f.Uint64Var(&cfg.Max, "max", 0, "at most `n` messages")
-	c.jsonFlag(cmd, "the report")
+	c.outputFlag(cmd, "the report")
 	return cmd
 }
 
@@ -207,6 +217,12 @@ AMQP's types. FILE is synced. The messages stay in the queue, in order.`,
 		Example: `  hopback dlq export orders.dead orders.jsonl
   hopback dlq export orders.dead orders.jsonl --resume`,
 		Args: takes(2, 2, "QUEUE FILE"),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return firstOnly(c.queueNames())(cmd, args, begun)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			filter, err := s.selected()
 			if err != nil {
@@ -226,14 +242,17 @@ AMQP's types. FILE is synced. The messages stay in the queue, in order.`,
 				}
 				return c.result(r, errors.Join(err, unread(r.Unread)), func(b *strings.Builder) {
 					warningsText(b, args[0], r.Warnings)
+					if r.Hidden > 0 {
+						fmt.Fprintf(b, "%s may come from AMQP 0-9-1: RabbitMQ hides headers of such messages that hold tables or arrays, so the file lacks them.\n", count(r.Hidden, "message"))
+					}
 					fmt.Fprintf(b, "%s written to %s; %s there before.\n", count(r.Exported, "message"), args[1], plural(r.Skipped, "was", "were"))
 				}, "the same command with --resume")
 			})
 		},
 	}
-	s.flags(cmd)
+	s.flags(c, cmd)
 	cmd.Flags().BoolVar(&resume, "resume", false, "continue the file of a stopped export")
-	c.jsonFlag(cmd, "the report")
+	c.outputFlag(cmd, "the report")
 	return cmd
 }
 
@@ -248,7 +267,8 @@ published. To continue, skip as many lines as the report or the progress on stde
 Without --skip, an import publishes every line again.`,
 		Example: `  hopback dlq import orders.jsonl --dry-run
   hopback dlq import orders.jsonl --queue orders.dead.2 --skip 12000`,
-		Args: takes(1, 1, "FILE"),
+		Args:              takes(1, 1, "FILE"),
+		ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in := c.io.Stdin
 			if args[0] != "-" {
@@ -284,8 +304,9 @@ Without --skip, an import publishes every line again.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Queue, "queue", "", "publish all messages to this `queue` (default the queue that each line names)")
+	_ = cmd.RegisterFlagCompletionFunc("queue", c.queueNames())
 	f.IntVar(&cfg.Skip, "skip", 0, "skip the first `n` lines")
 	f.BoolVar(&cfg.DryRun, "dry-run", false, "only check every line")
-	c.jsonFlag(cmd, "the report")
+	c.outputFlag(cmd, "the report")
 	return cmd
 }

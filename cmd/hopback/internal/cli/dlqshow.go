@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hopback/hopback/desk"
+	"github.com/hopback/hopback/operate/desk"
 )
 
 func (c *command) dlqShow() *cobra.Command {
@@ -19,11 +19,12 @@ func (c *command) dlqShow() *cobra.Command {
 		Use:   "show QUEUE ID",
 		Short: "Show one message with its history",
 		Long: `Show one message: why it was dead-lettered, its history, properties, and body. It stays
-in the queue. --raw adds AMQP's header, annotations, and the type of each value, as
-export writes them.`,
+in the queue. "type" is the property type of AMQP 0-9-1. --raw adds AMQP's header, the
+annotations of RabbitMQ and hopback, and the type of each value, as export writes them.`,
 		Example: `  hopback dlq show orders.dead order-4711
   hopback dlq show orders.dead 5b0c6a7d1e2f3a4b5c6d7e8f --raw`,
-		Args: takes(2, 2, "QUEUE ID"),
+		Args:              takes(2, 2, "QUEUE ID"),
+		ValidArgsFunction: c.queueThenID(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.atDesk(cmd, func(ctx context.Context, d *desk.Desk) error {
 				e := c.early(ctx, args[0])
@@ -37,7 +38,7 @@ export writes them.`,
 		},
 	}
 	cmd.Flags().BoolVar(&raw, "raw", false, "show everything that AMQP transfers, with types")
-	c.jsonFlag(cmd, "the message")
+	c.outputFlag(cmd, "the message")
 	return cmd
 }
 
@@ -50,6 +51,8 @@ func messageText(b *strings.Builder, m desk.DeadLetter, raw bool) {
 	}
 	field("id", m.ID)
 	field("message-id", m.MessageID)
+	headers, kind := sendersAnnotations(m.Annotations)
+	field("type", kind)
 	field("queue", m.Queue)
 	field("reason", string(m.Reason))
 	field("error", errorText(m.ErrorType, m.Error))
@@ -60,6 +63,9 @@ func messageText(b *strings.Builder, m desk.DeadLetter, raw bool) {
 	field("worker", m.Worker)
 	field("group", m.Group)
 	field("size", count(m.Size, "byte"))
+	if m.HiddenHeaders {
+		field("headers", "may be incomplete: see --accept "+string(desk.WarningHeaders))
+	}
 	if raw {
 		field("header", fmt.Sprintf("durable %t, priority %d, ttl %d ms, delivery-count %d", m.Durable, m.Priority, m.TTL, m.DeliveryCount))
 	}
@@ -67,6 +73,9 @@ func messageText(b *strings.Builder, m desk.DeadLetter, raw bool) {
 	historyText(b, m.History)
 	section(b, "PROPERTIES", m.Properties, raw)
 	section(b, "APPLICATION PROPERTIES", m.ApplicationProperties, raw)
+	if !raw {
+		section(b, "ANNOTATIONS OF THE SENDER", headers, raw)
+	}
 	if raw {
 		section(b, "ANNOTATIONS", m.Annotations, raw)
 		section(b, "FOOTER", m.Footer, raw)
@@ -79,6 +88,42 @@ func messageText(b *strings.Builder, m desk.DeadLetter, raw bool) {
 	for line := range strings.Lines(m.Body) {
 		b.WriteString(clean(strings.TrimRight(line, "\r\n")) + "\n")
 	}
+}
+
+// sendersAnnotations are the annotations that neither RabbitMQ nor hopback has written, and the
+// type of AMQP 0-9-1, which is among them. Headers of AMQP 0-9-1 that begin with x- are there.
+func sendersAnnotations(text json.RawMessage) (rest json.RawMessage, kind string) {
+	var pairs [][2]json.RawMessage
+	if json.Unmarshal(text, &pairs) != nil {
+		return nil, ""
+	}
+	var kept [][2]json.RawMessage
+	for _, p := range pairs {
+		name := plainValue(p[0])
+		switch {
+		case name == "x-basic-type":
+			kind = plainValue(p[1])
+		case ownAnnotation(name):
+		default:
+			kept = append(kept, p)
+		}
+	}
+	rest, _ = json.Marshal(kept)
+	return rest, kind
+}
+
+// ownAnnotation reports whether RabbitMQ or hopback writes the annotation. --raw shows it.
+func ownAnnotation(name string) bool {
+	for _, prefix := range []string{"x-opt-hopback-", "x-hopback-", "x-first-death-", "x-last-death-", "x-opt-rabbitmq-"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	switch name {
+	case "x-exchange", "x-routing-key", "x-opt-deaths", "x-delivery-count", "x-acquired-count", "x-opt-delivery-time", "x-retry-count":
+		return true
+	}
+	return false
 }
 
 func publishedTo(exchange, key string) string {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/topologyfile"
+	"github.com/hopback/hopback/operate/topologyfile"
 )
 
 // Every command line in a block of sh in the documents has a command and flags that there

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,9 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/declare/audit/doctor"
-	"github.com/hopback/hopback/declare/httpapi"
+	"github.com/hopback/hopback/operate/audit"
+	"github.com/hopback/hopback/operate/doctor"
+	"github.com/hopback/hopback/operate/httpapi"
 )
 
 const doctorHelp = `Find what loses messages, blocks them, sends them in circles, or lets them pile up on
@@ -35,6 +36,9 @@ doctor only reads: it sends GET requests, a dozen, and one for every 500 queues 
 Findings are errors if messages are lost or stuck, or will be; warnings if that happens
 once something else fails as well; and notes if nothing is lost by it.
 
+-o sarif is for code scanning, such as GitHub's: each finding has its line in FILE. The
+GitHub Action hopback/hopback/.github/actions/doctor does that.
+
 Exit codes:
   0    no errors (--fail-on changes that)
   1    errors
@@ -48,6 +52,8 @@ type doctorFlags struct {
 	waive                 []string
 	html, explain, failOn string
 	rules                 bool
+
+	file []byte // the definitions that were examined
 }
 
 func (c *command) doctor() *cobra.Command {
@@ -58,7 +64,8 @@ func (c *command) doctor() *cobra.Command {
 		Long:  doctorHelp,
 		Example: `  hopback doctor http://guest:guest@localhost:15672
   hopback doctor definitions.json --html report.html
-  hopback doctor --json --fail-on warning
+  hopback doctor definitions.json -o sarif > doctor.sarif
+  hopback doctor -o json --fail-on warning
   hopback doctor --explain dead-letter-route`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -73,16 +80,23 @@ func (c *command) doctor() *cobra.Command {
 			switch err := d.check(); {
 			case err != nil:
 				return err
+			case c.format == formatSARIF && (d.rules || d.explain != ""):
+				return usage("-o sarif is a format of reports; use json or yaml for rules")
 			case d.rules:
 				return c.printDoctorRules()
 			case d.explain != "":
 				return c.explainRule(d.explain)
 			}
-			r, live, err := c.diagnose(cmd, args, d.waive)
+			r, live, err := c.diagnose(cmd, args, &d)
 			if err != nil {
 				return err
 			}
-			return c.printDoctor(r, live, d)
+			if c.format == formatSARIF {
+				return c.printDoctor(r, live, d, func() error { return c.printSARIF(r, live, d) })
+			}
+			return c.printDoctor(r, live, d, func() error {
+				return c.stdout.lines(inCommand.Replace(r.String()), doctorMarks...)
+			})
 		},
 	}
 	c.connectionFlags(cmd.Flags())
@@ -93,11 +107,13 @@ func (c *command) doctor() *cobra.Command {
 	f.StringVar(&d.explain, "explain", "", "only explain a `rule`: what happens, how to reproduce it, and how to fix it")
 	f.StringVar(&d.failOn, "fail-on", "error", "exit with 1 from this `severity` on: error, warning, or note")
 	f.BoolVar(&d.rules, "rules", false, "only print the rules")
-	f.Duration("timeout", time.Minute, "time limit of the command; 0 means none")
-	c.jsonFlag(cmd, "the report or rules")
+	durationVar(f, nil, "timeout", time.Minute, "time limit of the command; 0 means none")
+	c.outputFlag(cmd, "the report or rules", formatSARIF)
 	ids := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return doctorRuleIDs(), cobra.ShellCompDirectiveNoFileComp
 	}
+	_ = cmd.RegisterFlagCompletionFunc("vhost", c.vhostNames())
+	_ = cmd.RegisterFlagCompletionFunc("fail-on", cobra.FixedCompletions([]string{"error", "warning", "note"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("waive", ids)
 	_ = cmd.RegisterFlagCompletionFunc("explain", ids)
 	return cmd
@@ -135,16 +151,16 @@ func (d doctorFlags) check() error {
 }
 
 // diagnose examines a broker or a file. live reports that it was a broker.
-func (c *command) diagnose(cmd *cobra.Command, args, waive []string) (r doctor.Report, live bool, err error) {
+func (c *command) diagnose(cmd *cobra.Command, args []string, d *doctorFlags) (r doctor.Report, live bool, err error) {
 	ctx, cancel, err := c.within(cmd)
 	if err != nil {
 		return r, false, err
 	}
 	defer cancel()
-	opts := doctor.Options{VHost: c.vhost, Waive: waive}
+	opts := doctor.Options{VHost: c.vhost, Waive: d.waive}
 	if len(args) == 1 && !strings.Contains(args[0], "://") {
-		r, err = c.diagnoseFile(args[0], opts)
-		return r, false, err
+		r, err = c.diagnoseFile(ctx, args[0], opts, d)
+		return r, false, timedOut(ctx, err)
 	}
 	api, err := c.doctorAPI(args)
 	if err != nil {
@@ -153,10 +169,13 @@ func (c *command) diagnose(cmd *cobra.Command, args, waive []string) (r doctor.R
 	p := c.progress("reading " + api.String())
 	r, err = doctor.From(ctx, api, opts)
 	p.end()
+	if err != nil && c.interrupted() {
+		err = context.Cause(c.ctx)
+	}
 	return r, true, timedOut(ctx, err)
 }
 
-func (c *command) diagnoseFile(name string, opts doctor.Options) (doctor.Report, error) {
+func (c *command) diagnoseFile(ctx context.Context, name string, opts doctor.Options, d *doctorFlags) (doctor.Report, error) {
 	// A host isn't a file, and neither is a URL without its scheme, which can contain a password.
 	if _, err := os.Stat(name); name != "-" && errors.Is(err, fs.ErrNotExist) && (strings.Contains(name, "@") || !strings.ContainsAny(name, `/\`) && !strings.HasSuffix(name, ".json")) {
 		return doctor.Report{}, usage("the argument is neither a file nor a URL; write the URL as http://user:password@host:15672")
@@ -165,12 +184,13 @@ func (c *command) diagnoseFile(name string, opts doctor.Options) (doctor.Report,
 	if err != nil {
 		return doctor.Report{}, err
 	}
-	r, err := doctor.FromDefinitions(bytes.NewReader(text), opts)
+	d.file = text
+	r, err := doctor.FromDefinitions(ctx, bytes.NewReader(text), opts)
 	r.Source = shown
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		return r, coded(Usage, fmt.Errorf("%s: %w", shown, err))
 	}
-	return r, nil
+	return r, err
 }
 
 // doctorAPI is the HTTP API of an argument, or that of the broker of the flags and the
@@ -180,7 +200,7 @@ func (c *command) doctorAPI(args []string) (*httpapi.Reader, error) {
 		c.url, args = args[0], nil
 	}
 	if len(args) == 0 {
-		b, err := c.broker()
+		b, err := c.brokerFor(c.vhost)
 		switch {
 		case err != nil:
 			return nil, err
@@ -198,18 +218,27 @@ func (c *command) doctorAPI(args []string) (*httpapi.Reader, error) {
 
 var doctorMarks = []mark{{"error", red}, {"warning", yellow}, {"not seen", yellow}, {"recognized", green}}
 
+// printSARIF prints a report of a file, or of a broker, whose findings have no place in a file.
+func (c *command) printSARIF(r doctor.Report, live bool, d doctorFlags) error {
+	name := r.Source
+	if live || name == stdinName {
+		name = ""
+	}
+	return c.printDocument(sarif(r, name, d.file))
+}
+
 // printDoctor prints a report, and returns its exit code.
-func (c *command) printDoctor(r doctor.Report, live bool, d doctorFlags) error {
+func (c *command) printDoctor(r doctor.Report, live bool, d doctorFlags, text func() error) error {
 	if d.html != "" {
 		if err := os.WriteFile(d.html, r.HTML(), 0o600); err != nil {
 			return usage("--html: %s can't be written: %w", d.html, reasonOf(err))
 		}
 	}
 	var err error
-	if c.json {
-		err = c.printJSON(r)
+	if c.structured() {
+		err = c.printStructured(r)
 	} else {
-		err = c.stdout.lines(inCommand.Replace(r.String()), doctorMarks...)
+		err = text()
 	}
 	if err != nil {
 		return err
@@ -241,8 +270,8 @@ func doctorRule(id string) audit.Rule {
 }
 
 func (c *command) printDoctorRules() error {
-	if c.json {
-		return c.printJSON(doctor.Rules())
+	if c.structured() {
+		return c.printStructured(doctor.Rules())
 	}
 	for _, r := range doctor.Rules() {
 		if _, err := fmt.Fprintf(c.stdout.w, "%-26s %-7s  %s\n", r.ID, r.Examined, r.Summary); err != nil {
@@ -254,8 +283,8 @@ func (c *command) printDoctorRules() error {
 
 func (c *command) explainRule(id string) error {
 	r := doctorRule(id)
-	if c.json {
-		return c.printJSON(r)
+	if c.structured() {
+		return c.printStructured(r)
 	}
 	_, err := fmt.Fprintf(c.stdout.w, "%s (%s): %s\n\nWhat happens:\n  %s\n\nHow to reproduce it:\n  %s\n\nFix: %s.\n", r.ID, r.Examined, r.Summary, r.Happens, r.Reproduce, r.Remedy)
 	if err == nil && r.Fix != "" {

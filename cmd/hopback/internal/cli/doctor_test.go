@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/declare/audit/doctor"
+	"github.com/hopback/hopback/operate/doctor"
 )
 
 const ailing = `{"queues": [{"name": "orders", "vhost": "/", "durable": true, "arguments": {"x-queue-type": "quorum", "x-delivery-limit": 3}}], "policies": [], "parameters": []}`

@@ -51,7 +51,7 @@ func TestDeadPrintsBeforeTheQueueIsInOrder(t *testing.T) {
 		var stdout, stderr safe
 		code := make(chan int, 1)
 		go func() {
-			code <- cli.Run(ctx, cli.IO{Args: args, Env: func(k string) string { return w.env[k] }, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr})
+			code <- cli.Run(ctx, cli.IO{Args: args, Env: func(k string) string { return w.env[k] }, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr, StderrIsTerminal: true})
 		}()
 		require.Eventually(t, func() bool { return strings.Contains(stdout.String(), text) }, patience, time.Millisecond, text)
 		assert.Less(t, broker.Queue("dead").Counts().Ready, n, text)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"runtime/debug"
 	"strings"
@@ -166,37 +167,68 @@ func shownFlags(all *pflag.FlagSet) (text string, hidden bool) {
 	return shown.FlagUsages(), hidden
 }
 
-// version is what --version prints: the version, the commit, and Go's version.
-func version() string {
+// buildVersion is what "hopback version" prints.
+type buildVersion struct {
+	Version    string `json:"version"`
+	Commit     string `json:"commit,omitempty"`
+	CommitTime string `json:"commit_time,omitempty"`
+	Modified   bool   `json:"modified,omitempty"`
+	Go         string `json:"go,omitempty"`
+	Platform   string `json:"platform,omitempty"`
+}
+
+// version is that of this program.
+func version() buildVersion {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "(unknown version)"
+		return buildVersion{Version: "(unknown version)"}
 	}
 	return versionOf(info)
 }
 
-func versionOf(info *debug.BuildInfo) string {
+func versionOf(info *debug.BuildInfo) buildVersion {
 	settings := map[string]string{}
 	for _, s := range info.Settings {
 		settings[s.Key] = s.Value
 	}
-	parts := []string{info.Main.Version}
-	if info.Main.Version == "" {
-		parts[0] = "(devel)"
+	v := buildVersion{Version: cmp.Or(info.Main.Version, "(devel)"), Commit: settings["vcs.revision"], CommitTime: settings["vcs.time"], Modified: settings["vcs.modified"] == "true", Go: info.GoVersion}
+	if goos, arch := settings["GOOS"], settings["GOARCH"]; goos != "" && arch != "" {
+		v.Platform = goos + "/" + arch
 	}
-	if commit := settings["vcs.revision"]; commit != "" {
-		text := "commit " + commit[:min(len(commit), 12)]
-		if t := settings["vcs.time"]; t != "" {
-			text += " of " + t
+	return v
+}
+
+// String returns a line with the version, the commit, and Go's version.
+func (v buildVersion) String() string {
+	parts := []string{v.Version}
+	if v.Commit != "" {
+		text := "commit " + v.Commit[:min(len(v.Commit), 12)]
+		if v.CommitTime != "" {
+			text += " of " + v.CommitTime
 		}
-		if settings["vcs.modified"] == "true" {
+		if v.Modified {
 			text += ", with uncommitted changes"
 		}
 		parts = append(parts, text)
 	}
-	parts = append(parts, info.GoVersion)
-	if goos, arch := settings["GOOS"], settings["GOARCH"]; goos != "" && arch != "" {
-		parts[len(parts)-1] += " " + goos + "/" + arch
+	if v.Go != "" {
+		parts = append(parts, strings.TrimSpace(v.Go+" "+v.Platform))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// versionCommand is "hopback version", which prints what --version does.
+func (c *command) versionCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "version", Short: "Print the version", Args: takes(0, 0, ""),
+		RunE: func(*cobra.Command, []string) error {
+			if c.structured() {
+				return c.printStructured(version())
+			}
+			_, err := fmt.Fprintf(c.stdout.w, "hopback %s\n", version())
+			return err
+		},
+	}
+	c.outputFlag(cmd, "the version")
+	return cmd
 }

@@ -13,9 +13,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/topologyfile"
+	"github.com/hopback/hopback/operate/audit"
+	"github.com/hopback/hopback/operate/topologyfile"
 )
+
+// stdinName is what stdin is called in messages.
+const stdinName = "stdin"
 
 // maxInput is how large a definitions document may be.
 const maxInput = 64 << 20
@@ -33,7 +36,7 @@ type input struct {
 func (c *command) read(name string) ([]byte, string, error) {
 	var r io.Reader
 	if name == "-" {
-		r, name = c.io.Stdin, "stdin"
+		r, name = c.io.Stdin, stdinName
 	} else {
 		info, err := os.Stat(name)
 		switch {

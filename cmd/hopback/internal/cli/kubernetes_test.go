@@ -22,8 +22,8 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/health"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/operate/topologyfile"
 	"github.com/hopback/hopback/retry"
-	"github.com/hopback/hopback/topologyfile"
 )
 
 const root = "../../../.."
@@ -209,14 +209,25 @@ func (m manifests) secretsOf(t *testing.T, c container) {
 	}
 }
 
+// kubernetesProgram returns the program of docs/kubernetes.md.
+func kubernetesProgram(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile(root + "/docs/kubernetes.md")
+	require.NoError(t, err)
+	_, program, found := strings.Cut(string(page), "\n```go\npackage main\n")
+	require.True(t, found)
+	program, _, found = strings.Cut(program, "\n```\n")
+	require.True(t, found)
+	return program
+}
+
 // The manifests fit the program of docs/kubernetes.md, and each other.
 func TestKubernetesManifestsFitTheProgram(t *testing.T) {
 	t.Parallel()
 	m := readManifests(t)
-	source, err := os.ReadFile(root + "/examples/snippets/kubernetes/main.go")
-	require.NoError(t, err)
+	source := kubernetesProgram(t)
 	find := func(pattern string) string {
-		found := regexp.MustCompile(pattern).FindStringSubmatch(string(source))
+		found := regexp.MustCompile(pattern).FindStringSubmatch(source)
 		require.Len(t, found, 2, pattern)
 		return found[1]
 	}
@@ -232,7 +243,7 @@ func TestKubernetesManifestsFitTheProgram(t *testing.T) {
 
 	grace, closing := seconds(`Grace: (\d+) \* time\.Second`), seconds(`WithTimeout\(context\.Background\(\), (\d+)\*time\.Second\)`)
 	assert.GreaterOrEqual(t, pod.Spec.TerminationGracePeriodSeconds, grace+5+closing, "Consume returns 5 s after Grace at the latest, and Close comes after that")
-	assert.Contains(t, string(source), "syscall.SIGTERM")
+	assert.Contains(t, source, "syscall.SIGTERM")
 
 	require.Len(t, c.Ports, 1)
 	assert.Equal(t, find(`Addr: ":(\d+)"`), strconv.Itoa(c.Ports[0].ContainerPort))
@@ -278,9 +289,8 @@ func TestKubernetesJobAppliesTheProgramsTopology(t *testing.T) {
 	text := m.configs[volume.ConfigMap.Name][name]
 	f, err := topologyfile.Parse(name, []byte(text))
 	require.NoError(t, err)
-	source, err := os.ReadFile(root + "/examples/snippets/kubernetes/main.go")
-	require.NoError(t, err)
-	assert.Contains(t, string(source), "hopback.Policy{MaxRetries: 3, Backoff: hopback.Delays(10*time.Second, time.Minute)}")
+	source := kubernetesProgram(t)
+	assert.Contains(t, source, "hopback.Policy{MaxRetries: 3, Backoff: hopback.Delays(10*time.Second, time.Minute)}")
 	policy := retry.Policy{MaxRetries: 3, Backoff: retry.Delays(10*time.Second, time.Minute)}
 	want, err := retry.Topology(policy, declare.QuorumQueue{Name: "orders", DeliveryLimit: 5})
 	require.NoError(t, err)

@@ -76,7 +76,7 @@ func (l *login) tls() (*tls.Config, error) {
 
 // sasl is how to log in; the zero SASL logs in with the URL's user and password.
 func (c *command) sasl() (client.SASL, error) {
-	token := c.io.Env(tokenVariable)
+	token := strings.TrimSpace(c.io.Env(tokenVariable))
 	switch {
 	case c.login.external && (token != "" || c.login.tokenFile != ""):
 		return client.SASL{}, usage("--external and a token are two ways to log in; choose one")
@@ -113,7 +113,7 @@ func readToken(file string) (string, error) {
 // apiToken returns the token for each request to the HTTP API; nil without one. There,
 // RabbitMQ accepts a token as the password.
 func (c *command) apiToken() func(context.Context) (string, error) {
-	token := c.io.Env(tokenVariable)
+	token := strings.TrimSpace(c.io.Env(tokenVariable))
 	switch {
 	case c.login.tokenFile != "":
 		return func(context.Context) (string, error) { return readToken(c.login.tokenFile) }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/declare/migrate"
+	"github.com/hopback/hopback/declare/check"
+	"github.com/hopback/hopback/operate/migrate"
 )
 
 // progressStep is how often the progress is updated.
@@ -73,8 +73,9 @@ again. That can duplicate a message; it can't lose one. There is no time limit u
 	f.StringVar(&to, "to", "", "the `queue` in FILE to move to")
 	f.BoolVar(&keep, "keep", false, "keep the old queue, empty")
 	f.IntVar(&prefetch, "prefetch", 0, "move up to this many messages at once (default 1000)")
-	f.DurationVar(&quiet, "quiet", 0, "delete the old queue after it was empty and unused for this long (default 6s)")
-	c.jsonFlag(cmd, "the result")
+	durationVar(f, &quiet, "quiet", 0, "delete the old queue after it was empty and unused for this long (default 6s)")
+	_ = cmd.RegisterFlagCompletionFunc("from", c.queueNames())
+	c.outputFlag(cmd, "the result")
 	return cmd
 }
 
@@ -103,7 +104,7 @@ func newQueue(in input, from, to string, keep bool) (declare.Queue, error) {
 
 // move checks both queues, applies the file, and moves the queue.
 func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Config) error {
-	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, declare.Topology{})
+	s, err := check.Read(ctx, check.Sources{HTTP: b.api}, declare.Topology{})
 	if err != nil {
 		return timedOut(ctx, err)
 	}
@@ -152,8 +153,8 @@ func (c *command) move(ctx context.Context, b *broker, in input, cfg migrate.Con
 }
 
 func (c *command) printMove(r migrate.Report, cfg migrate.Config) error {
-	if c.json {
-		return c.printJSON(r)
+	if c.structured() {
+		return c.printStructured(r)
 	}
 	fate := "still exists"
 	if r.Deleted {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,7 +41,7 @@ func (c *command) outbox() *cobra.Command {
 	f := cmd.PersistentFlags()
 	var database string
 	f.StringVar(&database, "database", "", "`URL` of the database (default $"+databaseVariable+", or PGHOST and the other variables of libpq)")
-	f.Duration("timeout", time.Minute, "time limit of the command, or of the start of relay; 0 means none")
+	durationVar(f, nil, "timeout", time.Minute, "time limit of the command, or of the start of relay; 0 means none")
 	cmd.AddCommand(c.outboxMigrate(&database), c.outboxRelay(&database))
 	return cmd
 }
@@ -51,8 +52,10 @@ func (c *command) openDatabase(ctx context.Context, database string) (*pgxpool.P
 		database = c.io.Env(databaseVariable)
 	}
 	cfg, err := pgxpool.ParseConfig(database)
-	if err != nil {
-		return nil, usage("--database: %w; write it as postgres://user:password@host:5432/database", err)
+	if err != nil || misread(database) {
+		// pgx's error repeats the URL, without what pgx reads as the password. It may read a part
+		// of the password as something else.
+		return nil, usage("--database isn't the URL of a database; write it as postgres://user:password@host:5432/database, with reserved characters percent-encoded, such as %%40 for @")
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
@@ -60,9 +63,26 @@ func (c *command) openDatabase(ctx context.Context, database string) (*pgxpool.P
 	}
 	if err := pool.Ping(ctx); err != nil {
 		pool.Close()
+		if c.interrupted() {
+			return nil, context.Cause(c.ctx)
+		}
 		return nil, coded(Unknown, timedOut(ctx, fmt.Errorf("the database doesn't answer: %w; check --database, or $%s", err, databaseVariable)))
 	}
 	return pool, nil
+}
+
+// misread reports whether a URL has an @ that may be part of the password: the parser ends the
+// password at a reserved character, and errors of the connection show what comes then.
+func misread(database string) bool {
+	scheme, rest, isURL := strings.Cut(database, "://")
+	if !isURL || strings.ContainsAny(scheme, " =") {
+		return false
+	}
+	authority := rest
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		authority = rest[:i]
+	}
+	return strings.Count(rest, "@") > 1 || strings.Contains(rest, "@") && !strings.Contains(authority, "@")
 }
 
 func (c *command) outboxMigrate(database *string) *cobra.Command {
@@ -102,11 +122,15 @@ prints the SQL for your own migration tool, without a database.`,
 			if err := postgres.Migrate(ctx, pool); err != nil {
 				return coded(No, timedOut(ctx, err))
 			}
+			if c.structured() {
+				return c.printStructured(map[string]bool{"up_to_date": true})
+			}
 			_, err = fmt.Fprintln(c.stdout.w, "The tables are up to date.")
 			return err
 		},
 	}
 	cmd.Flags().BoolVar(&print, "print", false, "only print the SQL")
+	c.outputFlag(cmd, "the result")
 	return cmd
 }
 
@@ -163,8 +187,8 @@ published moves to the table hopback_outbox_set_aside, with the reason.`,
 	f.StringVar(&order, "order", string(outbox.OrderNone), "`order` in which messages are published: unordered or by-key")
 	f.IntVar(&cfg.Batch, "batch", 0, "messages per batch (default 1000)")
 	f.IntVar(&cfg.Workers, "workers", 0, "batches in flight at once, if unordered (default 2)")
-	f.DurationVar(&cfg.PollInterval, "poll", 0, "how often to query the table without a notification (default 1s)")
-	f.DurationVar(&cfg.SetAsideAfter, "set-aside-after", 0, "how long to retry a message that the broker refuses (default 1h)")
+	durationVar(f, &cfg.PollInterval, "poll", 0, "how often to query the table without a notification (default 1s)")
+	durationVar(f, &cfg.SetAsideAfter, "set-aside-after", 0, "how long to retry a message that the broker refuses (default 1h)")
 	_ = cmd.RegisterFlagCompletionFunc("order", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return []string{string(outbox.OrderNone), string(outbox.OrderByKey)}, cobra.ShellCompDirectiveNoFileComp
 	})

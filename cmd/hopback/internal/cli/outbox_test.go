@@ -12,7 +12,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/cmd/hopback/internal/cli"
-	"github.com/hopback/hopback/internal/service"
+	"github.com/hopback/hopback/integration/service"
 	"github.com/hopback/hopback/postgres/outbox"
 )
 

@@ -36,7 +36,7 @@ func (c *command) partition() *cobra.Command {
 	group(cmd)
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
-	f.Duration("timeout", time.Minute, "time limit of the command; 0 means none")
+	durationVar(f, nil, "timeout", time.Minute, "time limit of the command; 0 means none")
 	cmd.AddCommand(c.partitionShow(), c.partitionReshard())
 	return cmd
 }
@@ -48,51 +48,74 @@ type shownGroup struct {
 	Partitions int               `json:"partitions"`
 	Window     int               `json:"window"`
 	Next       int               `json:"next_partitions,omitempty"`
-	States     []partition.State `json:"states"`
+	States     []partition.State `json:"states,omitempty"`
 }
 
 func (c *command) partitionShow() *cobra.Command {
+	var watch time.Duration
 	cmd := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show the owner of each partition, and how many messages wait",
 		Long: `Show the owner of each partition, and how many messages wait in its queue. The workers
 answer within a moment; if a partition has no owner, the command waits for 2 s. An
-owner is shown by its Config.Worker.`,
+owner is shown by its Config.Worker. --watch repeats that until ^C.`,
 		Example: `  hopback partition show orders
-  hopback partition show orders --json`,
-		Args: takes(1, 1, "NAME"),
+  hopback partition show orders --watch=5s
+  hopback partition show orders -o json`,
+		Args:              takes(1, 1, "NAME"),
+		ValidArgsFunction: firstOnly(c.partitionGroups()),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkWatch(cmd, watch, args); err != nil {
+				return err
+			}
 			return c.work(cmd, nil, func(ctx context.Context, b *broker, _ input) error {
 				if err := b.connect(ctx); err != nil {
 					return err
 				}
-				now, next, err := partition.Find(ctx, b.conn, args[0])
-				if err != nil {
-					return timedOut(ctx, err)
+				take := func(ctx context.Context) snapshot {
+					g, err := inspectGroup(ctx, b, args[0])
+					if err != nil {
+						return snapshot{err: timedOut(ctx, err)}
+					}
+					return snapshot{value: g, text: g.text}
 				}
-				states, err := partition.Inspect(ctx, b.conn, now)
-				if err != nil {
-					return timedOut(ctx, err)
+				if watch > 0 {
+					return c.watch(ctx, watch, take)
 				}
-				return c.printPartitions(shownGroup{now.Name, now.Generation, now.Partitions, now.Window, next.Partitions, states})
+				s := take(ctx)
+				if s.err != nil {
+					return s.err
+				}
+				return c.result(s.value, nil, s.text, "")
 			})
 		},
 	}
-	c.jsonFlag(cmd, "the partitions")
+	watchFlag(cmd, &watch)
+	c.outputFlag(cmd, "the partitions")
 	return cmd
 }
 
-func (c *command) printPartitions(g shownGroup) error {
-	if c.json {
-		return c.printJSON(g)
+func inspectGroup(ctx context.Context, b *broker, name string) (shownGroup, error) {
+	now, next, err := partition.Find(ctx, b.conn, name)
+	if err != nil {
+		return shownGroup{}, err
 	}
-	var text strings.Builder
+	states, err := partition.Inspect(ctx, b.conn, now)
+	return shownGroup{now.Name, now.Generation, now.Partitions, now.Window, next.Partitions, states}, err
+}
+
+func (g shownGroup) text(text *strings.Builder) {
 	shares := map[string]int{}
-	waiting, free := uint64(0), 0
-	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	waiting, free, earlier := uint64(0), 0, uint64(0)
+	table := tabwriter.NewWriter(text, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "queue\towner\twaiting")
 	for _, s := range g.States {
 		owner := printable(s.Owner)
+		if s.Generation != g.Generation {
+			earlier += s.Waiting
+			_, _ = fmt.Fprintf(table, "%s\t(generation %d)\t%d\n", s.Queue, s.Generation, s.Waiting)
+			continue
+		}
 		if s.Owner == "" {
 			owner, free = "-", free+1
 		} else {
@@ -102,13 +125,14 @@ func (c *command) printPartitions(g shownGroup) error {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%d\n", s.Queue, owner, s.Waiting)
 	}
 	_ = table.Flush()
-	_, _ = fmt.Fprintf(&text, "%s in generation %d, window %d: %s, %d without an owner; %s waiting\n",
+	_, _ = fmt.Fprintf(text, "%s in generation %d, window %d: %s, %d without an owner; %s waiting\n",
 		count(g.Partitions, "partition"), g.Generation, g.Window, count(len(shares), "owner"), free, count(int(waiting), "message"))
-	if g.Next > 0 {
-		_, _ = fmt.Fprintf(&text, "The next generation, with %s, waits for \"hopback partition reshard %s\".\n", count(g.Next, "partition"), g.Name)
+	if earlier > 0 {
+		_, _ = fmt.Fprintf(text, "%s waiting in queues of earlier generations: perhaps old definitions were imported. The owner of the first partition moves them.\n", count(int(earlier), "message"))
 	}
-	_, err := fmt.Fprint(c.stdout.w, text.String())
-	return err
+	if g.Next > 0 {
+		_, _ = fmt.Fprintf(text, "The next generation, with %s, waits for \"hopback partition reshard %s\".\n", count(g.Next, "partition"), g.Name)
+	}
 }
 
 func (c *command) partitionReshard() *cobra.Command {
@@ -123,10 +147,12 @@ workers, which wait. Publishers and all workers continue to run.
 RabbitMQ routes new messages to the new partitions from the first moment on. Their
 workers begin when those of the old partitions have completed all messages. So the
 order by key is kept, except for messages that are longer than --late on their way
-inside RabbitMQ. You can interrupt the command, and run it again. There is no time
-limit unless --timeout is set.`,
-		Example: `  hopback partition reshard orders`,
-		Args:    takes(1, 1, "NAME"),
+inside RabbitMQ. Keys that are blocked, or wait for a long delay, don't block
+others: the command ends when they are finished, too. You can interrupt it, and run it
+again. There is no time limit unless --timeout is set.`,
+		Example:           `  hopback partition reshard orders`,
+		Args:              takes(1, 1, "NAME"),
+		ValidArgsFunction: firstOnly(c.partitionGroups()),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if late < 0 {
 				return usage("--late can't be negative")
@@ -144,7 +170,8 @@ limit unless --timeout is set.`,
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&late, "late", 0, "how long a message may be on its way inside RabbitMQ (default 5s)")
+	c.outputFlag(cmd, "the result")
+	durationVar(cmd.Flags(), &late, "late", 0, "how long a message may be on its way inside RabbitMQ (default 5s)")
 	return cmd
 }
 
@@ -164,6 +191,9 @@ func (c *command) reshard(ctx context.Context, b *broker, name string, late time
 	if err != nil {
 		return errors.Join(timedOut(ctx, err), errors.New("run it again to continue"))
 	}
-	_, err = fmt.Fprintf(c.stdout.w, "%q is at generation %d, with %s. Stop the workers of generation %d, and delete its queues.\n", name, to.Generation, count(to.Partitions, "partition"), from.Generation)
+	if c.structured() {
+		return c.printStructured(shownGroup{Name: to.Name, Generation: to.Generation, Partitions: to.Partitions, Window: to.Window})
+	}
+	_, err = fmt.Fprintf(c.stdout.w, "%q is at generation %d, with %s. Stop the workers of generation %d, and delete its queues, but no exchange.\n", name, to.Generation, count(to.Partitions, "partition"), from.Generation)
 	return err
 }

@@ -71,7 +71,7 @@ func TestPartitionsOnTheCommandLine(t *testing.T) {
 	assert.Contains(t, r.stdout, `The next generation, with 3 partitions, waits for "hopback partition reshard orders".`)
 	r = run("reshard", "orders", "--late", "10ms")
 	assert.Equal(t, cli.Done, r.code, r.stderr)
-	assert.Equal(t, "\"orders\" is at generation 2, with 3 partitions. Stop the workers of generation 1, and delete its queues.\n", r.stdout)
+	assert.Equal(t, "\"orders\" is at generation 2, with 3 partitions. Stop the workers of generation 1, and delete its queues, but no exchange.\n", r.stdout)
 	for range 3 {
 		<-assigned
 	}
@@ -84,7 +84,7 @@ func TestPartitionsOnTheCommandLine(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &shown))
 	assert.Equal(t, 2, shown.Generation)
 	require.Len(t, shown.States, 3)
-	assert.Equal(t, partition.State{Partition: 2, Queue: "orders.2.002", Owner: "bob\n"}, shown.States[2])
+	assert.Equal(t, partition.State{Generation: 2, Partition: 2, Queue: "orders.2.002", Owner: "bob\n"}, shown.States[2])
 	r = run("show", "orders")
 	assert.Contains(t, r.stdout, `"bob\n"`)
 	stop()

@@ -7,14 +7,15 @@ import (
 )
 
 const (
-	// progressAfter is when a command starts to report progress.
+	// On a terminal, a command reports progress after a second, in a line that it overwrites.
 	progressAfter = time.Second
-	// On a terminal the line is overwritten; otherwise each report is a new line.
-	progressOnTerminal = 200 * time.Millisecond
-	progressElsewhere  = 10 * time.Second
+	progressEvery = 200 * time.Millisecond
+	// Elsewhere it writes a line every half minute, so that the log of a long command shows that it
+	// is alive, and how to continue it if it is killed. A shorter command writes nothing.
+	progressElsewhere = 30 * time.Second
 )
 
-// progress reports on stderr how far an operation is that takes more than a second.
+// progress reports on stderr how far a long operation is.
 type progress struct {
 	mu   sync.Mutex
 	text string
@@ -35,13 +36,17 @@ func (c *command) progress(what string) *progress {
 
 func (p *progress) run(c *command) {
 	began := time.Now()
-	timer := time.NewTimer(progressAfter)
+	first, next := progressElsewhere, progressElsewhere
+	if c.overwrites {
+		first, next = progressAfter, progressEvery
+	}
+	timer := time.NewTimer(first)
 	defer timer.Stop()
 	shown := false
 	for {
 		select {
 		case <-p.done:
-			if shown && c.io.StderrIsTerminal {
+			if shown && c.overwrites {
 				_, _ = fmt.Fprint(c.stderr.w, "\r\x1b[K")
 			}
 			return
@@ -50,13 +55,12 @@ func (p *progress) run(c *command) {
 		p.mu.Lock()
 		line := fmt.Sprintf("%s (%v)", p.text, time.Since(began).Round(time.Second))
 		p.mu.Unlock()
-		if c.io.StderrIsTerminal {
+		if c.overwrites {
 			_, _ = fmt.Fprintf(c.stderr.w, "\r\x1b[K%s", line)
-			timer.Reset(progressOnTerminal)
 		} else {
 			_, _ = fmt.Fprintln(c.stderr.w, line)
-			timer.Reset(progressElsewhere)
 		}
+		timer.Reset(next)
 		shown = true
 	}
 }

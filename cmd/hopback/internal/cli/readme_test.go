@@ -9,8 +9,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/topologyfile"
+	"github.com/hopback/hopback/declare/check"
+	"github.com/hopback/hopback/operate/audit"
+	"github.com/hopback/hopback/operate/topologyfile"
 )
 
 var update = flag.Bool("update", false, "redraw the picture in README.md")
@@ -25,7 +26,7 @@ func TestPictureInREADMEIsDrawnFromItsTopology(t *testing.T) {
 	readme := string(text)
 	f, err := topologyfile.Parse("README.md", []byte(block(t, readme, "yaml")))
 	require.NoError(t, err)
-	want, have := audit.FromTopology(f.Topology).Mermaid(), block(t, readme, "mermaid")
+	want, have := audit.Mermaid(check.FromTopology(f.Topology)), block(t, readme, "mermaid")
 	if *update && want != have {
 		require.NoError(t, os.WriteFile(readmePath, []byte(strings.Replace(readme, have, want, 1)), 0o644))
 		return

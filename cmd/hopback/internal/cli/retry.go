@@ -14,8 +14,8 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/operate/topologyfile"
 	"github.com/hopback/hopback/retry"
-	"github.com/hopback/hopback/topologyfile"
 )
 
 const retryHelp = `Add delayed retries to workers in any language. The workers only reject messages. One
@@ -51,7 +51,7 @@ func (c *command) retry() *cobra.Command {
 	group(cmd)
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
-	f.Duration("timeout", time.Minute, "time limit of the command, or of the start of run; 0 means none")
+	durationVar(f, nil, "timeout", time.Minute, "time limit of the command, or of the start of run; 0 means none")
 	cmd.AddCommand(c.retryRun(),
 		c.retryTurn("take-over", "Route rejected messages of live work queues to the failed queue",
 			`Route the messages that live work queues dead-letter to the failed queue, instead of
@@ -123,7 +123,7 @@ check: its findings are only logged. With the HTTP API, the checks include polic
 	flags := cmd.Flags()
 	flags.StringArrayVar(&waive, "waive", nil, "disable a `check`, and only log its findings; may be repeated")
 	flags.IntVar(&prefetch, "prefetch", 1000, "hold at most this many messages")
-	flags.DurationVar(&grace, "grace", 0, "time limit to finish messages after a signal (default 30s)")
+	durationVar(flags, &grace, "grace", 0, "time limit to finish messages after a signal (default 30s)")
 	_ = cmd.RegisterFlagCompletionFunc("waive", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var all []string
 		for _, g := range retry.AllGuards() {
@@ -181,7 +181,7 @@ func (s *starting) Prepare(ctx context.Context, start client.Start) error {
 }
 
 func (c *command) retryTurn(name, short, long string, turn func(context.Context, declare.Requester, retry.Policy, retry.CentralConfig) error) *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use: name + " FILE", Short: short, Long: long,
 		Example:           "  hopback retry " + name + " topology.yaml",
 		Args:              files(1, 1),
@@ -198,11 +198,16 @@ func (c *command) retryTurn(name, short, long string, turn func(context.Context,
 				if err := turn(ctx, b.conn.Management(), f.Policy, *f.Central); err != nil {
 					return timedOut(ctx, err)
 				}
+				if c.structured() {
+					return c.printStructured(map[string][]string{"work_queues": f.Central.Queues})
+				}
 				_, err := fmt.Fprintf(c.stdout.w, "%s: %s.\n", count(len(f.Central.Queues), "work queue"), strings.Join(f.Central.Queues, ", "))
 				return err
 			})
 		},
 	}
+	c.outputFlag(cmd, "the work queues")
+	return cmd
 }
 
 func (c *command) retryPolicies() *cobra.Command {
@@ -243,8 +248,8 @@ if it has one already, merge the two. The command doesn't connect to the broker.
 			for i := range policies {
 				policies[i].VHost = vhost
 			}
-			if c.json {
-				return c.printJSON(map[string]any{"policies": inDefinitions(policies)})
+			if c.structured() {
+				return c.printStructured(map[string]any{"policies": inDefinitions(policies)})
 			}
 			for _, p := range policies {
 				definition, err := json.Marshal(p.Definition)
@@ -262,7 +267,8 @@ if it has one already, merge the two. The command doesn't connect to the broker.
 		},
 	}
 	cmd.Flags().StringVar(&c.vhost, "vhost", "", "`name` of the policies' virtual host (default /)")
-	c.jsonFlag(cmd, "the policies")
+	_ = cmd.RegisterFlagCompletionFunc("vhost", c.vhostNames())
+	c.outputFlag(cmd, "the policies")
 	return cmd
 }
 

@@ -70,6 +70,7 @@ func (c *command) serve() *cobra.Command {
 	f.StringVar(&s.topology, "topology", "", "`file` of a topology to apply first")
 	f.StringVar(&c.vhost, "vhost", "", "`name` of a virtual host to create, for the topology and the URL (default that of definitions, or /)")
 	f.BoolVar(&s.remote, "allow-remote", false, "allow addresses that other machines can reach: anybody can log in as guest")
+	c.outputFlag(cmd, "the URLs")
 	_ = cmd.RegisterFlagCompletionFunc("topology", func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return completeFiles(cmd, args, "")
 	})
@@ -138,25 +139,44 @@ func (c *command) serveNow(s serving) error {
 		return c.ctx.Err()
 	}
 
-	var b strings.Builder
-	fmt.Fprintf(&b, "A RabbitMQ %s in memory, for tests and development. It stores nothing.\n", broker.Version())
 	path, raw := "/", ""
 	if vhost != "/" {
 		path, raw = "/"+vhost, "/"+url.PathEscape(vhost)
 	}
-	amqpURL := url.URL{Scheme: "amqp", User: url.UserPassword("guest", "guest"), Host: reached(amqpListener), Path: path, RawPath: raw}
-	fmt.Fprintf(&b, "AMQP      %s\n", &amqpURL)
+	served := servedBroker{Version: broker.Version(), Applied: applied}
+	served.AMQP = (&url.URL{Scheme: "amqp", User: url.UserPassword("guest", "guest"), Host: reached(amqpListener), Path: path, RawPath: raw}).String()
 	if httpListener != nil {
-		fmt.Fprintf(&b, "HTTP API  %s\n", &url.URL{Scheme: "http", User: amqpURL.User, Host: reached(httpListener), Path: "/"})
+		served.HTTP = (&url.URL{Scheme: "http", User: url.UserPassword("guest", "guest"), Host: reached(httpListener), Path: "/"}).String()
 	}
-	if s.topology != "" {
-		fmt.Fprintf(&b, "applied   %s: %s\n", clean(in.name), count(applied, "resource"))
-	}
-	b.WriteString("^C stops it.\n")
-	if err := c.stdout.lines(b.String()); err != nil {
+	if err := c.printServed(served, s, in); err != nil {
 		return err
 	}
 	return c.serveUntilEnd(broker, amqpListener, httpListener)
+}
+
+// servedBroker is what "hopback broker" prints.
+type servedBroker struct {
+	Version string `json:"version"`
+	AMQP    string `json:"amqp"`
+	HTTP    string `json:"http,omitempty"`
+	Applied int    `json:"applied,omitempty"`
+}
+
+func (c *command) printServed(served servedBroker, s serving, in input) error {
+	if c.structured() {
+		return c.printStructured(served)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "A RabbitMQ %s in memory, for tests and development. It stores nothing.\n", served.Version)
+	fmt.Fprintf(&b, "AMQP      %s\n", served.AMQP)
+	if served.HTTP != "" {
+		fmt.Fprintf(&b, "HTTP API  %s\n", served.HTTP)
+	}
+	if s.topology != "" {
+		fmt.Fprintf(&b, "applied   %s: %s\n", clean(in.name), count(served.Applied, "resource"))
+	}
+	b.WriteString("^C stops it.\n")
+	return c.stdout.lines(b.String())
 }
 
 // serveUntilEnd serves until a signal, after which it returns nil once everything is closed.

@@ -19,7 +19,7 @@ import (
 )
 
 // varies are the parts of the commands' output that differ from run to run.
-var varies = regexp.MustCompile(`\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|(?m:^id +[0-9a-f]{24}$)|(?m:^worker +\S+$)|(?m:^size +\d+ bytes$)|\bin \d+m?s|\breplay-\d{8}-\d{6}-\w+`)
+var varies = regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|(?m:^id +[0-9a-f]{24}$)|(?m:^worker +\S+$)|(?m:^size +\d+ bytes$)|\bin \d+m?s|\breplay-\d{8}-\d{6}-\w+`)
 
 // The commands of docs/getting-started.md print what the page shows, from the state in which the
 // page's program has left the broker.

@@ -12,8 +12,9 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/declare/audit"
-	"github.com/hopback/hopback/topologyfile"
+	"github.com/hopback/hopback/declare/check"
+	"github.com/hopback/hopback/operate/audit"
+	"github.com/hopback/hopback/operate/topologyfile"
 )
 
 const topologyHelp = `Plan, apply, check, convert, and draw topologies: work queues with their retry
@@ -71,7 +72,8 @@ func (c *command) topology() *cobra.Command {
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
 	f.StringVar(&c.vhost, "vhost", "", "`name` of the virtual host in definitions (default that of --url, or the only one)")
-	f.Duration("timeout", time.Minute, "time limit of the command; 0 means none")
+	durationVar(f, nil, "timeout", time.Minute, "time limit of the command; 0 means none")
+	_ = cmd.RegisterFlagCompletionFunc("vhost", c.vhostNames())
 	cmd.AddCommand(c.plan(), c.apply(), c.verify(), c.export(), c.importCommand(), c.graph(), c.migrate(), c.delete(), c.schema())
 	return cmd
 }
@@ -92,10 +94,6 @@ func files(least, most int) cobra.PositionalArgs {
 // completeFiles completes names of files that can be topologies.
 func completeFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return []string{"yaml", "yml", "json"}, cobra.ShellCompDirectiveFilterFileExt
-}
-
-func (c *command) jsonFlag(cmd *cobra.Command, what string) {
-	cmd.Flags().BoolVar(&c.json, "json", false, "print "+what+" as JSON")
 }
 
 // within is cmd's context with its time limit. Each group of commands has a --timeout, with a
@@ -174,7 +172,7 @@ isn't known.`,
 		},
 	}
 	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if apply would change anything or refuse, and with 2 if that isn't known")
-	c.jsonFlag(cmd, "the plan")
+	c.outputFlag(cmd, "the plan")
 	return cmd
 }
 
@@ -191,15 +189,15 @@ func (c *command) compare(ctx context.Context, b *broker, in input) (audit.Diff,
 
 // inCommand replaces Go's API by commands.
 var inCommand = strings.NewReplacer(
-	"as package declare/migrate does", "as hopback topology migrate does",
+	"as package operate/migrate does", "as hopback topology migrate does",
 	"declare it with retry.CentralTopology, or leave it out of CentralConfig.Queues", "declare it with hopback topology apply, or leave it out of central.queues",
 	"apply retry.CentralTopology of this policy, and call retry.TakeOver or run hopback retry take-over", "run hopback topology apply and hopback retry take-over",
 	"retry.CentralTopology", "hopback topology apply", "apply retry.Topology of this policy", "run hopback topology apply", "retry.Topology", "hopback topology apply",
 	"waive this guard", "disable this check with --waive")
 
 func (c *command) printDiff(d audit.Diff) error {
-	if c.json {
-		return c.printJSON(d)
+	if c.structured() {
+		return c.printStructured(d)
 	}
 	return c.stdout.lines(inCommand.Replace(d.String()), diffMarks...)
 }
@@ -235,7 +233,7 @@ prints the plan. You can run apply again, and concurrently.`,
 			})
 		},
 	}
-	c.jsonFlag(cmd, "what was done")
+	c.outputFlag(cmd, "what was done")
 	return cmd
 }
 
@@ -281,7 +279,7 @@ func (c *command) applyNow(ctx context.Context, b *broker, in input) (declare.Re
 	all := len(in.topology.Exchanges) + len(in.topology.Queues) + len(in.topology.Bindings)
 	p := c.progress("applying")
 	defer p.end()
-	r := &counting{Requester: b.conn.Management()}
+	r := &counting{Management: b.conn.Management()}
 	stop := p.follow(func() {
 		p.set("applying %s to %s: %s answered", count(all, "resource"), b.shown, count(uint64(r.replies.Load()), "request"))
 	})
@@ -296,7 +294,7 @@ const writtenDown = 4 * time.Second
 // persist makes new quorum queues survive a crash of the broker. See declare.Persist.
 func (c *command) persist(ctx context.Context, b *broker, in input, report declare.Report) {
 	quorum := map[string]bool{}
-	for _, q := range audit.FromTopology(in.topology).Queues {
+	for _, q := range check.FromTopology(in.topology).Queues {
 		quorum[q.Name] = q.Type == "quorum"
 	}
 	i := slices.IndexFunc(report.Steps, func(s declare.Step) bool {
@@ -321,8 +319,8 @@ func (c *command) persist(ctx context.Context, b *broker, in input, report decla
 
 // printReport prints what was done. Errors in failed go to stderr only.
 func (c *command) printReport(r declare.Report, failed error) error {
-	if c.json {
-		return c.printJSON(r)
+	if c.structured() {
+		return c.printStructured(r)
 	}
 	for i, step := range r.Steps {
 		if step.Err != nil && errors.Is(failed, step.Err) {
@@ -380,7 +378,7 @@ for one resource, as verify prints it.
 				if err != nil {
 					return err
 				}
-				v := audit.CheckOwn(s, in.topology, waive...)
+				v := check.VerifyOwn(s, in.topology, waive...)
 				return c.printVerification(v, len(v.Skipped) > 0)
 			})
 		},
@@ -392,7 +390,7 @@ for one resource, as verify prints it.
 	_ = cmd.RegisterFlagCompletionFunc("waive", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return ruleIDs(), cobra.ShellCompDirectiveNoFileComp
 	})
-	c.jsonFlag(cmd, "findings or rules")
+	c.outputFlag(cmd, "findings or rules")
 	return cmd
 }
 
@@ -421,8 +419,8 @@ func checkWaived(waive []string) error {
 }
 
 func (c *command) printRules() error {
-	if c.json {
-		return c.printJSON(audit.Rules())
+	if c.structured() {
+		return c.printStructured(audit.Rules())
 	}
 	for _, r := range audit.Rules() {
 		if _, err := fmt.Fprintf(c.stdout.w, "%-26s %-7s  %s\n", r.ID, r.Severity, r.Summary); err != nil {
@@ -440,7 +438,7 @@ func (c *command) verifyOffline(args, waive []string) error {
 	if err != nil {
 		return err
 	}
-	var s audit.Snapshot
+	var s check.Snapshot
 	if isDefinitions(text) {
 		// The document itself, with its policies, even if it isn't a valid topology.
 		in, err := definitions(name, text, c.vhost, "")
@@ -453,15 +451,15 @@ func (c *command) verifyOffline(args, waive []string) error {
 		if err != nil {
 			return err
 		}
-		s = audit.FromTopology(f.Topology)
+		s = check.FromTopology(f.Topology)
 	}
-	return c.printVerification(audit.Check(s, declare.Topology{}, waive...), false)
+	return c.printVerification(check.Verify(s, declare.Topology{}, waive...), false)
 }
 
-func (c *command) printVerification(v audit.Verification, unknown bool) error {
+func (c *command) printVerification(v check.Verification, unknown bool) error {
 	var err error
-	if c.json {
-		err = c.printJSON(v)
+	if c.structured() {
+		err = c.printStructured(v)
 	} else {
 		err = c.stdout.lines(inCommand.Replace(v.String()), findingMarks...)
 	}
@@ -474,63 +472,4 @@ func (c *command) printVerification(v audit.Verification, unknown bool) error {
 		return exit(Unknown)
 	}
 	return nil
-}
-
-func (c *command) delete() *cobra.Command {
-	var force bool
-	cmd := &cobra.Command{
-		Use:   "delete FILE",
-		Short: "Delete the topology if it is empty and unused",
-		Long: `Delete the topology: bindings, then queues, then exchanges. delete refuses, and prints
-every reason, if a queue has messages or consumers, or if a resource outside FILE needs
-the topology, such as another team's work queue that shares the delay queues. This
-check needs the HTTP API.
-
---force deletes without the check, and loses all messages in the queues.`,
-		Example: `  hopback topology delete topology.yaml
-  hopback topology delete --force topology.yaml`,
-		Args:              files(1, 1),
-		ValidArgsFunction: completeFiles,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.work(cmd, args, func(ctx context.Context, b *broker, in input) error {
-				if b.api == nil && !force {
-					return usage("delete needs the HTTP API to check who else uses these resources, or --force; %s", b.noAPI)
-				}
-				if err := b.connect(ctx); err != nil {
-					return err
-				}
-				p := c.progress("deleting from " + b.shown)
-				var report declare.Report
-				var err error
-				if force {
-					report, err = declare.Delete(ctx, b.conn.Management(), in.topology)
-				} else {
-					report, err = b.deleteIf(ctx, in.topology)
-				}
-				p.end()
-				err = timedOut(ctx, err)
-				if len(report.Steps) == 0 && err != nil {
-					if errors.Is(err, declare.ErrInUse) {
-						err = errors.Join(err, coded(No, errors.New("nothing was deleted; --force deletes without the check")))
-					}
-					return err
-				}
-				return errors.Join(c.printReport(report, err), err)
-			})
-		},
-	}
-	cmd.Flags().BoolVar(&force, "force", false, "delete even if in use, with all messages")
-	c.jsonFlag(cmd, "what was done")
-	return cmd
-}
-
-func (b *broker) deleteIf(ctx context.Context, t declare.Topology) (declare.Report, error) {
-	s, err := audit.Read(ctx, audit.Sources{HTTP: b.api}, declare.Topology{})
-	if err == nil {
-		err = b.same(s)
-	}
-	if err != nil {
-		return declare.Report{}, err
-	}
-	return audit.DeleteUnused(ctx, b.sources(), t)
 }

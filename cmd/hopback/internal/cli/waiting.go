@@ -35,7 +35,7 @@ schedule_claimable), or what a handler parked its message under. It needs Rabbit
 The answer comes from the broker, and is final. The exit code is 0 if a message was
 waiting under each token, 1 if one wasn't, and 2 if an answer isn't known.`,
 		Example: "  hopback retry " + name + " orders 4711 4712",
-		Args:    takes(2, math.MaxInt, "QUEUE TOKEN..."),
+		Args:    takes(2, math.MaxInt, "QUEUE TOKEN..."), ValidArgsFunction: firstOnly(c.queueNames()),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.work(cmd, nil, func(ctx context.Context, b *broker, _ input) error {
 				if err := b.connect(ctx); err != nil {
@@ -54,7 +54,7 @@ waiting under each token, 1 if one wasn't, and 2 if an answer isn't known.`,
 			})
 		},
 	}
-	c.jsonFlag(cmd, "the answers")
+	c.outputFlag(cmd, "the answers")
 	return cmd
 }
 
@@ -76,14 +76,14 @@ func (c *command) answers(ctx context.Context, tokens []string, done string, do 
 			none = fmt.Errorf("no message waits under %s; it may be due, handled, or never have been parked", printable(token))
 		}
 		all = append(all, a)
-		if !c.json {
+		if !c.structured() {
 			if _, err := fmt.Fprintln(c.stdout.w, text); err != nil {
 				return err
 			}
 		}
 	}
-	if c.json {
-		if err := c.printJSON(all); err != nil {
+	if c.structured() {
+		if err := c.printStructured(all); err != nil {
 			return err
 		}
 	}
@@ -114,7 +114,7 @@ func (c *command) waitingCommands() []*cobra.Command {
 			return claimer.Reschedule(ctx, token, until)
 		})
 	again.Example = "  hopback retry reschedule orders 4711 --in 10m\n  hopback retry reschedule orders 4711 --at 2030-01-31T08:00:00Z"
-	again.Flags().DurationVar(&in, "in", 0, "wait for this long from now")
+	durationVar(again.Flags(), &in, "in", 0, "wait for this long from now")
 	again.Flags().StringVar(&at, "at", "", "wait until this `time`, such as 2030-01-31T08:00:00Z")
 	again.PreRunE = func(*cobra.Command, []string) error {
 		switch {

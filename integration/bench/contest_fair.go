@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/fair"
+	"github.com/hopback/hopback/retry"
+)
+
+// Of the contest "fair": two workers with eight slots each have handlers of 5 ms. 200 quiet tenants have 200
+// messages a second in all. One has its messages at once.
+const (
+	quietTenants = 200
+	quietEvery   = 5 * time.Millisecond
+	fairHandler  = 5 * time.Millisecond
+	fairWorkers  = 2
+	fairSlots    = 8
+	// fairBefore is for how long only the quiet have messages.
+	fairBefore = 2 * time.Second
+)
+
+// Metrics of the contest: milliseconds from publishing to the handler, of the quiet. drained is the p99 after
+// the burst was published.
+const (
+	quietP50 = "quiet p50"
+	quietP99 = "quiet p99"
+	drained  = "drained p99"
+)
+
+// fairPeer is how the messages are consumed.
+type fairPeer struct{ shared, alone bool }
+
+const (
+	nPlain     = "plain queue"
+	nFair      = "fair queue"
+	nQuiet     = "quiet alone, plain"
+	nFairQuiet = "quiet alone, fair"
+)
+
+func fairContest() contest {
+	return contest{
+		name: "fair", title: "one tenant's burst next to 200 quiet tenants, handlers of 5 ms", run: runFair, maxRounds: 3,
+		contestants: []contestant{{name: nPlain, peer: fairPeer{}}, {name: nFair, peer: fairPeer{shared: true}}, {name: nQuiet, peer: fairPeer{alone: true}, fewer: 10}, {name: nFairQuiet, peer: fairPeer{shared: true, alone: true}, fewer: 10}},
+		pairs:       []pair{{ours: nFair, peer: nPlain}},
+	}
+}
+
+// fairRun is one run.
+type fairRun struct {
+	*meter
+	mu    sync.Mutex
+	quiet []time.Duration
+	late  []time.Duration
+	after bool // the burst is published
+	alone bool
+}
+
+func (r *fairRun) handle(_ context.Context, d *client.Delivery) error {
+	m := d.Message()
+	sent, _ := m.ApplicationProperties["sent"].(int64)
+	waited := time.Since(time.Unix(0, sent))
+	if *m.Properties.GroupID == "noisy" {
+		r.tick()
+	} else {
+		r.mu.Lock()
+		r.quiet = append(r.quiet, waited)
+		if r.after {
+			r.late = append(r.late, waited)
+		}
+		r.mu.Unlock()
+		if r.alone {
+			r.tick()
+		}
+	}
+	time.Sleep(fairHandler)
+	return nil
+}
+
+func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
+	p := c.peer.(fairPeer)
+	if p.alone { // for as long as a burst would take
+		n = int(10 * time.Duration(n) * fairHandler / (fairWorkers * fairSlots) / quietEvery)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel(nil)
+	q := fair.Queue{Name: l.name()}
+	policy := retry.Policy{Strategy: retry.StrategyNative, Names: retry.Names{Prefix: q.Name + "."}}
+	topology, err := q.Topology(policy, declare.QuorumQueue{})
+	if err != nil {
+		return nil, err
+	}
+	if err := l.apply(ctx, topology); err != nil {
+		return nil, err
+	}
+	r := &fairRun{meter: l.newMeter(warmUp(n), n), alone: p.alone}
+	for range fairWorkers {
+		conn, err := client.Connect(ctx, l.url, client.Config{Logger: quiet})
+		if err != nil {
+			return nil, err
+		}
+		running.Go(func() {
+			var err error
+			if p.shared {
+				err = fair.Consume(ctx, conn, q, client.HandlerFunc(r.handle), fair.Config{Concurrency: fairSlots, Retry: policy})
+			} else {
+				err = conn.Consume(ctx, q.Name, retry.With(policy)(client.HandlerFunc(r.handle)), client.ConsumerConfig{Concurrency: fairSlots})
+			}
+			cancel(err)
+			_ = conn.Close(context.WithoutCancel(ctx))
+		})
+	}
+	publisher, err := client.NewPublisher[string](ctx, l.conn, address.Address{}, client.PublisherConfig{Codec: client.RawCodec{}})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = publisher.Close(context.WithoutCancel(ctx)) }()
+	to := func(tenant string) func(*client.Message) {
+		edit := q.To(tenant)
+		if !p.shared {
+			edit = client.PublishTo(address.Queue(q.Name))
+		}
+		return func(m *client.Message) {
+			edit(m)
+			m.Properties.GroupID = &tenant
+			m.ApplicationProperties = map[string]any{"sent": time.Now().UnixNano()}
+		}
+	}
+	running.Go(func() { publishQuiet(ctx, publisher, to) })
+	if !p.alone {
+		if err := r.burst(ctx, publisher, to("noisy")); err != nil {
+			return nil, err
+		}
+	}
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	m := r.metrics()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m[quietP50], m[quietP99] = millis(r.quiet, 0.5), millis(r.quiet, 0.99)
+	if !p.alone {
+		m[drained] = millis(r.late, 0.99)
+	}
+	return m, nil
+}
+
+// publishQuiet publishes the quiet tenants' messages until ctx ends.
+func publishQuiet(ctx context.Context, publisher *client.Publisher[string], to func(tenant string) func(*client.Message)) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var publishing sync.WaitGroup
+	defer publishing.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Duration(random.ExpFloat64() * float64(quietEvery))):
+		}
+		tenant := fmt.Sprint("quiet", random.IntN(quietTenants))
+		publishing.Go(func() { _ = publisher.Publish(ctx, "quiet", to(tenant)) })
+	}
+}
+
+// burst publishes a noisy tenant's messages at once.
+func (r *fairRun) burst(ctx context.Context, publisher *client.Publisher[string], to func(*client.Message)) error {
+	select {
+	case <-time.After(fairBefore):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	r.mu.Lock()
+	r.quiet = r.quiet[:0]
+	r.mu.Unlock()
+	err := publisher.PublishAll(ctx, make([]string, r.total()), func(_ string, m *client.Message) { to(m) })
+	r.mu.Lock()
+	r.after = true
+	r.mu.Unlock()
+	if err != nil {
+		return errors.Join(errors.New("publish the burst"), err)
+	}
+	return nil
+}
+
+func millis(all []time.Duration, q float64) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	return float64(sorted[min(int(q*float64(len(sorted))), len(sorted)-1)].Microseconds()) / 1000
+}

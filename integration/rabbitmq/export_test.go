@@ -1,0 +1,4 @@
+package rabbitmq
+
+// EvalCommand is for a test of what Eval does without erl_call.
+var EvalCommand = evalCommand

@@ -1,0 +1,9 @@
+package schedule_test
+
+import (
+	"testing"
+
+	"github.com/hopback/hopback/integration/internal/suite"
+)
+
+func TestMain(m *testing.M) { suite.Main(m) }

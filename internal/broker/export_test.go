@@ -1,4 +1,0 @@
-package broker
-
-// EvalCommand is for a test of what Eval does without erl_call.
-var EvalCommand = evalCommand
