@@ -54,9 +54,9 @@ func (in internal) Join(count func(*instrument.Stats)) (leave func()) {
 // AwaitAlarm returns true once requests wait for the end of an alarm.
 func (in internal) AwaitAlarm(ctx context.Context) bool { return in.conn.mgmt.awaitAlarm(ctx) }
 
-// Start calls f, which asks the broker before a consumer starts.
-func (in internal) Start(queue string, f func() error) error {
-	return in.conn.preparing.run(in.conn.log, queue, in.conn.pool.Outage, f)
+// Start calls f, which asks the broker before a consumer starts, again if the connection was lost.
+func (in internal) Start(ctx context.Context, queue string, f func() error) error {
+	return in.conn.starting(ctx, queue, func(*link.Wire) error { return f() })
 }
 
 // Starting is how many consumers are starting.

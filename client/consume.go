@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
@@ -106,26 +105,16 @@ func (c *Conn) consume(ctx context.Context, queue, source string, h Handler, cfg
 // errNotStarted: ctx ended before there was a connection.
 var errNotStarted = errors.New("not started")
 
-// prepare checks given, and calls the Prepare of h with log, again if the connection was lost during the
-// call. It returns the configuration with the concurrency that h asked for, and what else h
-// asked for.
+// prepare checks given, and calls the Prepare of h with log. It returns the configuration with the
+// concurrency that h asked for, and what else h asked for.
 func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given ConsumerConfig, log *slog.Logger) (cfg ConsumerConfig, a asked, err error) {
-	var lost *link.Wire
 	checked, err := given.withDefaults()
 	if err != nil {
 		return given, a, err
 	}
-	for {
-		// Prepare decides by the broker's version, so it needs a connection.
-		w, err := c.pool.AwaitUp(ctx, lost, c.pool.Closing)
-		switch {
-		case errors.Is(err, failure.ErrClosed):
-			return cfg, a, &failure.Error{Op: "consume", Target: queue, Kind: failure.ErrClosed}
-		case err != nil:
-			return cfg, a, errNotStarted
-		}
+	err = c.starting(ctx, queue, func(w *link.Wire) error {
 		if err := checked.supportedBy(w.Old, w.Version); err != nil {
-			return cfg, a, err
+			return err
 		}
 		cfg, a = checked, asked{}
 		start := Start{
@@ -138,18 +127,36 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
 			BrokerTime: c.brokerTime, QueryBrokerTime: c.askBrokerTime, OnClockDiffers: c.clockDiffers,
 		}
-		err = c.preparing.run(c.log, queue, c.pool.Outage, func() error { return Prepare(inside.WithAlarm(ctx, c.mgmt.awaitAlarm), h, start) })
-		if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
-			return cfg, a, errNotStarted // the check was cut short: it has found nothing
+		return Prepare(inside.WithAlarm(ctx, c.mgmt.awaitAlarm), h, start)
+	})
+	if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+		return cfg, a, errNotStarted // the check was cut short: it has found nothing
+	}
+	return cfg, a, err
+}
+
+// starting calls f with a connection, because a start depends on the broker's version, and again if the
+// connection was lost during the call. Meanwhile a consumer of the queue counts as one that is starting, and a
+// long call is logged.
+func (c *Conn) starting(ctx context.Context, queue string, f func(*link.Wire) error) error {
+	var lost *link.Wire
+	for failures := 0; ; failures++ {
+		w, err := c.pool.AwaitUp(ctx, lost, c.pool.Closing)
+		switch {
+		case errors.Is(err, failure.ErrClosed):
+			return &failure.Error{Op: "consume", Target: queue, Kind: failure.ErrClosed}
+		case err != nil:
+			return errNotStarted
 		}
+		err = c.preparing.run(c.log, queue, c.pool.Outage, func() error { return f(w) })
 		if err == nil || ctx.Err() != nil || !c.pool.HasLost(w) && !errors.Is(err, failure.ErrConnectionLost) {
-			return cfg, a, err
+			return err
 		}
 		c.log.Warn("hopback: the connection was lost while a consumer started; it starts again", "queue", queue, "error", err)
 		if c.pool.HasLost(w) {
 			lost = w
-		} else if !backoff.Sleep(ctx, 10*time.Millisecond) { // what was lost is the connection before w
-			return cfg, a, errNotStarted
+		} else if !backoff.Sleep(ctx, c.cfg.Reconnect.Pause(failures)) { // what was lost is the connection before w
+			return errNotStarted
 		}
 	}
 }

@@ -68,10 +68,14 @@ func Consume(ctx context.Context, conn *client.Conn, q Queue, h client.Handler, 
 	parent := ctx
 	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)
-	_, pending, err := startcheck.Check[struct{}]{
-		Run:        func(ctx context.Context) (struct{}, error) { return struct{}{}, q.check(ctx, conn) },
-		AwaitAlarm: in.AwaitAlarm, Stop: fail, Log: w.log,
-	}.Start(ctx, func(struct{}) {})
+	var pending *startcheck.Pending[struct{}]
+	err = in.Start(ctx, q.Name, func() (err error) {
+		_, pending, err = startcheck.Check[struct{}]{
+			Run:        func(ctx context.Context) (struct{}, error) { return struct{}{}, q.check(ctx, conn) },
+			AwaitAlarm: in.AwaitAlarm, Stop: fail, Log: w.log,
+		}.Start(ctx, func(struct{}) {})
+		return err
+	})
 	if parent.Err() != nil {
 		return nil
 	}
@@ -193,39 +197,57 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	routed = routed && key == x.name && key != ""
 	h.rouse()
 	now := time.Now()
-	from := quiet
 	if h.lane >= 0 {
-		from = h.lane
-		h.tenants.enter(x, h.lane, routed, now)
-	} else if noisy, shift := h.tenants.arrive(x, routed, now); noisy {
-		from = h.slots.stay()
-		h.slots.shift(shift)
-		if h.slots.try() {
-			return h.run(ctx, d, x, from)
+		h.slots.shift(h.tenants.enter(x, h.lane, routed, now))
+		if !h.slots.take(ctx, h.lane) {
+			return h.leave(x)
 		}
-		for c := h.copyOf(x, d); c != nil; now = time.Now() {
-			if o := h.move(x, c, now); o != nil {
-				return o
-			}
-			// It waits for a slot, but not for longer than lanes accept nothing: it may wait behind handlers
-			// that are stuck.
-			waiting, stop := context.WithTimeout(ctx, tick)
-			ok := h.slots.take(waiting, from)
-			stop()
-			if ok {
-				return h.run(ctx, d, x, from)
-			}
-			if h.stops(ctx) {
-				h.tenants.leave(x, h.lane)
-				return client.Requeue{}
-			}
+		return h.run(ctx, d, x, h.lane)
+	}
+	noisy, shift := h.tenants.arrive(x, routed, now)
+	h.slots.shift(shift)
+	if !noisy {
+		if !h.slots.take(ctx, quiet) {
+			return h.leave(x)
+		}
+		if began := time.Now(); h.tenants.begin(x, quiet, began) {
+			return h.call(ctx, d, x, quiet, began)
+		}
+		// Its tenant has become noisy while it waited.
+		if h.slots.demote() {
+			return h.run(ctx, d, x, h.slots.stay())
 		}
 	}
-	if !h.slots.take(ctx, from) {
-		h.tenants.leave(x, h.lane)
-		return client.Requeue{}
+	return h.sieve(ctx, d, x)
+}
+
+// sieve handles a noisy message of the main queue if nobody else needs the slot, or moves it to a lane.
+func (h *handler) sieve(ctx context.Context, d *client.Delivery, x *tenant) error {
+	stay := h.slots.stay()
+	got := h.slots.try()
+	for c := h.copyOf(x, d); !got && c != nil; {
+		if o := h.move(x, c, time.Now()); o != nil {
+			return o
+		}
+		// It waits for a slot, but not for longer than lanes accept nothing: it may wait behind handlers
+		// that are stuck.
+		waiting, stop := context.WithTimeout(ctx, tick)
+		got = h.slots.take(waiting, stay)
+		stop()
+		if !got && h.stops(ctx) {
+			return h.leave(x)
+		}
 	}
-	return h.run(ctx, d, x, from)
+	if !got && !h.slots.take(ctx, stay) {
+		return h.leave(x)
+	}
+	return h.run(ctx, d, x, stay)
+}
+
+// leave is the outcome of a message that gets no slot before its consumer stops.
+func (h *handler) leave(x *tenant) error {
+	h.tenants.leave(x, h.lane)
+	return client.Requeue{}
 }
 
 // stops reports whether the consumer of a handler's ctx stops.
@@ -238,16 +260,18 @@ func (h *handler) stops(ctx context.Context) bool {
 	}
 }
 
-// run calls the handler, which has a slot.
+// run calls the handler with the slot of a noisy message.
 func (h *handler) run(ctx context.Context, d *client.Delivery, x *tenant, from int) error {
 	began := time.Now()
-	if h.tenants.begin(x, h.lane, from, began) {
-		h.slots.shift(1)
-		from = h.slots.stay()
-	}
+	h.tenants.begin(x, from, began)
+	return h.call(ctx, d, x, from, began)
+}
+
+// call calls the handler, which has a slot, and was counted at began.
+func (h *handler) call(ctx context.Context, d *client.Delivery, x *tenant, from int, began time.Time) error {
 	defer func() { // also if it panics
 		now := time.Now()
-		from = h.tenants.end(x, h.lane, from, h.slots.stay(), began, now)
+		from = h.tenants.end(x, from, began, now)
 		h.slots.give(from, now.Sub(began), x.weight)
 	}()
 	return h.inner.Handle(ctx, d)

@@ -120,6 +120,20 @@ func (s *slots) try() bool {
 // stay is where the slots of noisy messages come from that stay in the main queue.
 func (s *slots) stay() int { return len(s.lanes) - 1 }
 
+// demote has a quiet slot serve a noisy message, or gives it to others if they need it.
+func (s *slots) demote() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.observe(time.Now())
+	s.quiet--
+	if s.bulk < s.all-s.reserve {
+		s.begin(s.stay())
+		return true
+	}
+	s.grant()
+	return false
+}
+
 // shift notes that the tenant of so many quiet messages in handlers is noisy, so that these use none
 // of the reserve.
 func (s *slots) shift(n int) {

@@ -163,7 +163,7 @@ func TestRunningHandlersCount(t *testing.T) {
 		x := all.of("slow")
 		for range 2 {
 			all.arrive(x, true, time.Now())
-			all.begin(x, -1, quiet, time.Now())
+			all.begin(x, quiet, time.Now())
 		}
 		assert.Less(t, x.wants(time.Now()), 0.1)
 		time.Sleep(10 * time.Second)
@@ -282,29 +282,76 @@ func TestTopologyOfLanes(t *testing.T) {
 	assert.Equal(t, []int{2, 2}, []int{sorted, replayed})
 }
 
-// A tenant becomes noisy while its first messages have slots, but their handlers haven't begun.
+// A tenant becomes noisy while its first messages have slots, but their handlers haven't begun. Others may have
+// begun before them, so all slots would be used.
 func TestWhatBeginsLateUsesNoReserve(t *testing.T) {
+	t.Parallel()
+	for _, before := range []int{0, 1, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			all, s := newTenants(nil, 4, 1), newSlots(4, 1, 1, time.Now())
+			x := all.of("noisy")
+			for range busy {
+				noisy, _ := all.arrive(x, true, time.Now())
+				assert.False(t, noisy)
+			}
+			for range before {
+				noisy, shift := all.arrive(x, true, time.Now())
+				assert.True(t, noisy)
+				assert.Zero(t, shift)
+				require.True(t, s.try())
+				require.True(t, all.begin(x, s.stay(), time.Now()))
+			}
+			noisy, _ := all.arrive(x, true, time.Now())
+			assert.True(t, noisy)
+			demoted := 0
+			for range busy {
+				require.True(t, s.take(t.Context(), quiet))
+				require.False(t, all.begin(x, quiet, time.Now()), "it is noisy by now")
+				if s.demote() {
+					demoted++
+					require.True(t, all.begin(x, s.stay(), time.Now()))
+				}
+			}
+			assert.Equal(t, []int{0, 3}, []int{s.quiet, s.bulk})
+			assert.Equal(t, 3-before, demoted)
+			assert.False(t, s.try(), "one is in reserve")
+			for range 3 {
+				s.give(all.end(x, s.stay(), time.Now(), time.Now()), 0, 1)
+			}
+			assert.Zero(t, s.quiet+s.bulk+x.held+x.shifted+x.running+x.serving)
+		})
+	}
+}
+
+// A tenant has quiet slots when its first messages come from a lane, to which another worker has moved them.
+func TestATenantSeenInALaneUsesNoReserve(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		all, s := newTenants(nil, 4, 1), newSlots(4, 1, 1, time.Now())
 		x := all.of("noisy")
-		for range busy {
+		for range 2 {
 			noisy, _ := all.arrive(x, true, time.Now())
 			assert.False(t, noisy)
 			require.True(t, s.take(t.Context(), quiet))
+			require.True(t, all.begin(x, quiet, time.Now()))
 		}
-		noisy, shift := all.arrive(x, true, time.Now())
-		assert.True(t, noisy)
-		assert.Zero(t, shift)
-		for range busy {
-			require.True(t, all.begin(x, -1, quiet, time.Now()))
-			s.shift(1)
+		took := 0
+		for range 3 {
+			s.shift(all.enter(x, 0, true, time.Now()))
+			if stop, cancel := context.WithTimeout(t.Context(), time.Second); s.take(stop, 0) {
+				require.True(t, all.begin(x, 0, time.Now()))
+				took++
+				cancel()
+			} else {
+				all.leave(x, 0)
+				cancel()
+			}
 		}
+		assert.Equal(t, 1, took)
 		assert.Equal(t, []int{0, 3}, []int{s.quiet, s.bulk})
-		assert.False(t, s.try(), "one is in reserve")
-		for range busy {
-			s.give(all.end(x, -1, s.stay(), s.stay(), time.Now(), time.Now()), 0, 1)
-		}
-		assert.Zero(t, s.quiet+s.bulk+x.held+x.shifted+x.running)
+		time.Sleep(2 * episode) // nothing is known of it but what the lane's handler has
+		noisy, _ := all.arrive(x, true, time.Now())
+		assert.True(t, noisy)
+		assert.False(t, s.try())
 	})
 }

@@ -126,12 +126,11 @@ func (t *tenants) arrive(x *tenant, routed bool, now time.Time) (noisy bool, shi
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	x.routed = x.routed || routed
-	noisy = now.Sub(x.bulk) < episode || float64(x.waiting+x.running) >= busy*x.weight || x.wants(now) > t.level*x.weight
+	noisy = x.bulky(now) || float64(x.waiting+x.running) >= busy*x.weight || x.wants(now) > t.level*x.weight
 	x.add(x.mean, now)
 	x.waiting++
 	if x.over = noisy; noisy {
-		shift, x.held = x.held, 0
-		x.shifted += shift
+		shift = x.shift()
 	}
 	return noisy, shift
 }
@@ -153,8 +152,8 @@ func (x *tenant) add(seconds float64, now time.Time) {
 	x.at = now
 }
 
-// enter counts a message of a lane. If it was routed there, the tenant is bound.
-func (t *tenants) enter(x *tenant, lane int, routed bool, now time.Time) {
+// enter counts a message of a lane. If it was routed there, the tenant is bound. shift is as it is for arrive.
+func (t *tenants) enter(x *tenant, lane int, routed bool, now time.Time) (shift int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	x.laned++
@@ -163,24 +162,41 @@ func (t *tenants) enter(x *tenant, lane int, routed bool, now time.Time) {
 	x.routed = x.routed || routed
 	x.diverted = x.diverted || routed
 	t.note(x, true)
+	return x.shift()
 }
 
-// begin counts a handler. lane is -1 if its message comes from the main queue. shift says that it has a
-// quiet slot, and its tenant is noisy by now.
-func (t *tenants) begin(x *tenant, lane, from int, now time.Time) (shift bool) {
+// shift moves the tenant's handlers from quiet slots, because it is noisy, and returns how many there are.
+func (x *tenant) shift() (n int) {
+	n, x.held, x.over = x.held, 0, true
+	x.shifted += n
+	return n
+}
+
+// begin counts a handler by where its slot comes from. It counts nothing and returns false if that is a quiet one,
+// and the tenant is noisy by now.
+func (t *tenants) begin(x *tenant, from int, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if shift = from == quiet && x.over; from == quiet && !shift {
+	if from == quiet {
+		if x.over || x.bulky(now) {
+			return false
+		}
 		x.held++
 	}
-	if lane < 0 {
+	if t.ofMain(from) {
 		x.waiting--
 		x.running++
 	}
 	x.serving++
 	x.began += now.Sub(epoch).Seconds()
-	return shift
+	return true
 }
+
+// ofMain reports whether a slot that comes from there serves a message of the main queue.
+func (t *tenants) ofMain(from int) bool { return from == quiet || from == t.lanes }
+
+// bulky reports whether messages of the tenant were moved or in a lane.
+func (x *tenant) bulky(now time.Time) bool { return x.laned > 0 || now.Sub(x.bulk) < episode }
 
 func (t *tenants) note(x *tenant, noisy bool) {
 	if x.noisy != noisy && x.known {
@@ -190,16 +206,17 @@ func (t *tenants) note(x *tenant, noisy bool) {
 }
 
 // end counts the end of a handler that has begun at that time. It returns where its slot comes from.
-func (t *tenants) end(x *tenant, lane, from, stay int, began, now time.Time) int {
+func (t *tenants) end(x *tenant, from int, began, now time.Time) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	main := t.ofMain(from)
 	if from == quiet && x.shifted > 0 {
 		x.shifted--
-		from = stay
+		from = t.lanes
 	} else if from == quiet {
 		x.held--
 	}
-	if lane < 0 {
+	if main {
 		x.running--
 	} else {
 		x.laned--

@@ -76,16 +76,10 @@ func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, 
 	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)
 	var pending *startcheck.Pending[limits]
-	err = in.Start(g.Name, func() error {
+	err = in.Start(ctx, g.Name, func() error {
 		var found limits
 		found, pending, err = startcheck.Check[limits]{
-			Run: func(ctx context.Context) (found limits, err error) {
-				err = persist(ctx, conn, func() (err error) {
-					found, err = g.check(ctx, conn)
-					return err
-				})
-				return found, err
-			},
+			Run:        func(ctx context.Context) (limits, error) { return g.check(ctx, conn) },
 			AwaitAlarm: in.AwaitAlarm, Stop: fail, Log: w.log,
 		}.Start(ctx, w.learn)
 		if err == nil && pending == nil {
@@ -116,15 +110,6 @@ func supported(version string) error {
 		return argument.New("conn", version, "needs RabbitMQ 4.3 or later, and the broker is "+version, "upgrade RabbitMQ, or use one queue with a single active consumer and middleware/ordered")
 	}
 	return nil
-}
-
-// persist calls f again as long as it fails because the connection was lost.
-func persist(ctx context.Context, conn *client.Conn, f func() error) (err error) {
-	for failures := 0; ; failures++ {
-		if err = f(); err == nil || !errors.Is(err, client.ErrConnectionLost) || !backoff.Sleep(ctx, inside.Of(conn).Pause(failures)) {
-			return err
-		}
-	}
 }
 
 // consumerTimeout is RabbitMQ's default, which can't be read over AMQP. The consumers ask for what
@@ -195,7 +180,7 @@ func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *cl
 	heard, hangUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer hangUp()
 	var leave func()
-	err := persist(ctx, conn, func() (err error) {
+	err := in.Start(ctx, w.group.Name, func() (err error) {
 		leave, err = w.join(ctx, heard, conn, fail)
 		return err
 	})

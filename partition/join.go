@@ -217,7 +217,7 @@ func (w *worker) awaitOpen(ctx context.Context, conn *client.Conn, in inside.Con
 	for failures := 0; ; {
 		var opened bool
 		var left unfinished
-		err := in.Start(w.group.Name, func() (err error) { // which takes as long as an alarm
+		err := in.Start(ctx, w.group.Name, func() (err error) { // which takes as long as an alarm
 			opened, left, err = w.group.isOpen(ctx, conn.Management())
 			return err
 		})

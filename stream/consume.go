@@ -195,15 +195,8 @@ const closeTimeout = 5 * time.Second
 // start checks the broker and the stream, and finds the start offset. It returns nil if ctx is
 // done.
 func (k *consumer) start(ctx context.Context) error {
-	for range backoff.Tries(ctx, k.owner.Pause) {
-		err := k.owner.Start(k.stream, func() error { return k.peek(ctx) })
-		if err == nil || ctx.Err() != nil {
-			break
-		}
-		if !errors.Is(err, client.ErrConnectionLost) && !errors.Is(err, client.ErrOutcomeUnknown) {
-			return err
-		}
-		k.log.Warn("hopback: a stream consumer lost its connection while it started; it starts again", "error", err)
+	if err := k.owner.Start(ctx, k.stream, func() error { return k.peek(ctx) }); err != nil && ctx.Err() == nil {
+		return err
 	}
 	if ctx.Err() != nil {
 		return nil

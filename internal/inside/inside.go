@@ -34,9 +34,10 @@ type Conn[Delivery any] interface {
 	// AwaitAlarm waits until the broker answers no requests because of a memory or disk alarm. It
 	// returns false if it can't tell, or ctx ends before.
 	AwaitAlarm(ctx context.Context) bool
-	// Start calls f, in which a consumer of the queue asks the broker before it starts. It counts as a
-	// consumer that is starting, and is logged if it takes long.
-	Start(queue string, f func() error) error
+	// Start calls f, in which a consumer of the queue asks the broker before it starts, and calls it again if
+	// the connection was lost, until ctx ends. It counts as a consumer that is starting, and is logged if it takes
+	// long.
+	Start(ctx context.Context, queue string, f func() error) error
 	// Starting is how many consumers are in Start, or in the Prepare of their handlers.
 	Starting() int
 	// ReadClock is client.Conn's BrokerTime, and how late that may be.
