@@ -33,8 +33,8 @@ type manyConns struct {
 	sockets map[string]net.Conn // the client's, by the connection's name
 }
 
-// further returns the names of the connections next to the first, which may be made anew at any time: the server
-// doesn't answer its requests.
+// further returns the names of the connections next to the first, which may be lost at any time, because the
+// server doesn't answer its requests.
 func (m *manyConns) further() (names []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -136,8 +136,8 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 }
 
 // starting calls f with a connection, because a start depends on the broker's version, and again if the
-// connection was lost during the call. Meanwhile a consumer of the queue counts as one that is starting, and a
-// long call is logged.
+// connection was lost during the call. During it a consumer of the queue counts as starting, and a long
+// call is logged.
 func (c *Conn) starting(ctx context.Context, queue string, f func(*link.Wire) error) error {
 	var lost *link.Wire
 	for failures := 0; ; failures++ {

@@ -168,7 +168,7 @@ func (k *consumer) setCurrent(s running) {
 }
 
 func (k *consumer) Count(all *instrument.Stats) {
-	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency, Partition: k.gate != nil}
+	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency, Partition: k.gate != nil, Paused: k.follow.Paused()}
 	k.mu.Lock()
 	s := k.current
 	one.Up, one.Since, one.Err = k.up, k.since, k.why

@@ -152,7 +152,7 @@ func (x *tenant) add(seconds float64, now time.Time) {
 	x.at = now
 }
 
-// enter counts a message of a lane. If it was routed there, the tenant is bound. shift is as it is for arrive.
+// enter counts a message of a lane. If it was routed there, the tenant is bound. shift is that of arrive.
 func (t *tenants) enter(x *tenant, lane int, routed bool, now time.Time) (shift int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -142,6 +142,8 @@ type Consumer struct {
 	Handling  int `json:"handling"`
 	Ready     int `json:"ready"`
 	Unsettled int `json:"unsettled"`
+	// Paused reports whether the consumer is paused, by package pause, a circuit breaker, or the program.
+	Paused bool `json:"paused,omitempty"`
 	// Delivered is when the last delivery arrived. It is nil if none has arrived on this link.
 	Delivered *time.Time `json:"delivered,omitempty"`
 	// Owner is set for consumers of package partition: whether the partition belongs to this
@@ -196,7 +198,7 @@ func (r *Report) add(cfg Config, now time.Time, state client.State, stats instru
 		problem(Problem{Kind: kindBlocked, Connection: state.Endpoint, Since: state.BlockedSince, Error: "the broker has a memory or disk alarm"})
 	}
 	for _, c := range stats.Consumers {
-		one := Consumer{Queue: c.Queue, Up: c.Up, Since: c.Since, Handling: c.Handling, Ready: c.Ready, Unsettled: c.Unsettled}
+		one := Consumer{Queue: c.Queue, Up: c.Up, Since: c.Since, Handling: c.Handling, Ready: c.Ready, Unsettled: c.Unsettled, Paused: c.Paused}
 		if !c.Delivered.IsZero() {
 			one.Delivered = &c.Delivered
 		}

@@ -54,7 +54,7 @@ type counts struct {
 type observed struct {
 	handling, unsettled, ready, forwarding, stalled, unconfirmed, queued metric.Int64ObservableUpDownCounter
 	connections, sessions, blockedNow, consumers, publishers             metric.Int64ObservableUpDownCounter
-	requesters, calls, partitions                                        metric.Int64ObservableUpDownCounter
+	requesters, calls, partitions, paused                                metric.Int64ObservableUpDownCounter
 	lost, rebuilt, sent, consumed                                        metric.Int64ObservableCounter
 	blocked                                                              metric.Float64ObservableCounter
 	oldest, idle                                                         metric.Float64ObservableGauge
@@ -75,7 +75,7 @@ func newNumbers(m metric.Meter, most int) *numbers {
 	n.observed.make(m)
 	o := &n.observed
 	_ = made(m.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
-		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.partitions, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed))
+		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.partitions, o.paused, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed))
 	return n
 }
 
@@ -95,6 +95,7 @@ func (o *observed) make(m metric.Meter) {
 		{&o.sessions, "hopback.sessions", "{session}", "Number of open sessions."},
 		{&o.blockedNow, "hopback.connections.blocked", "{connection}", "Number of connections on which the broker accepts no messages because of an alarm."},
 		{&o.consumers, "hopback.consumers", "{consumer}", "Number of consumers, by whether they have a link to their queue."},
+		{&o.paused, "hopback.consumers.paused", "{consumer}", "Number of consumers that are paused."},
 		{&o.publishers, "hopback.publishers", "{publisher}", "Number of publishers."},
 		{&o.requesters, "hopback.requesters", "{requester}", "Number of requesters, by whether they can receive replies."},
 		{&o.partitions, "hopback.partitions", "{partition}", "Number of partitions that belong to this process: 0 or 1 for each of a group's queues."},
@@ -353,6 +354,7 @@ type snapshot struct {
 type consumerStats struct {
 	instrument.ConsumerStats
 	owners int64
+	paused int64
 	links  [2]int64 // consumers without and with a link
 }
 
@@ -385,6 +387,9 @@ func (n *numbers) add(sums *snapshot, s instrument.Stats) {
 		x.Partition = x.Partition || c.Partition
 		if c.Owner {
 			x.owners++
+		}
+		if c.Paused {
+			x.paused++
 		}
 		if c.Up {
 			x.links[1]++
@@ -423,6 +428,7 @@ func (n *numbers) observeConsumers(to metric.Observer, queue string, c *consumer
 	to.ObserveInt64(o.ready, int64(c.Ready), set)
 	to.ObserveInt64(o.forwarding, int64(c.Forwarding), set)
 	to.ObserveInt64(o.stalled, int64(c.Stalled), set)
+	to.ObserveInt64(o.paused, c.paused, set)
 	if !c.Delivered.IsZero() {
 		to.ObserveFloat64(o.idle, time.Since(c.Delivered).Seconds(), set)
 	}
