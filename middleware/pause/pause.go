@@ -18,14 +18,15 @@
 //
 // # What it costs
 //
-// A worker asks the broker once a second for the pauses of its queue, whatever the number of its messages.
+// A worker asks the broker once a second for the pauses of its queue, however many messages it handles.
 // While the broker doesn't answer, nothing changes; a worker that starts during a memory or disk alarm handles
 // messages until it has an answer.
 //
 // # Permissions
 //
-// Workers need none. Pausing and resuming need the permissions to configure and read hopback.pauses, and to write to
-// the queue.
+// Workers need the permissions to write to their queue and to read hopback.pauses: RabbitMQ 4.3 asks for the same
+// to read a queue's bindings as to change them. A worker that lacks them doesn't start. Pausing also needs the
+// permission to configure hopback.pauses.
 //
 // This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package pause

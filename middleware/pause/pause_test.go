@@ -75,7 +75,7 @@ func (s *scene) publish(to address.Address) {
 	s.Cleanup(func() { stop(); <-done })
 }
 
-// work starts a worker with a connection of its own.
+// work starts a worker with another connection.
 func (s *scene) work(name string) (stop func()) {
 	ctx, cancel := context.WithCancel(s.Context())
 	conn := s.connect()
@@ -199,7 +199,7 @@ func TestAPauseEndsAfterItsTime(t *testing.T) {
 	}
 }
 
-// The last of several pauses counts, whoever called first.
+// Only the last of several pauses counts.
 func TestThePauseOfAQueueIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t, hopbacktest.Config{}, declare.Topology{})

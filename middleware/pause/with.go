@@ -24,7 +24,7 @@ type Config struct {
 	// consume from its lanes, too.
 	Queue string
 	// OnChange, if not nil, is called when a consumer notices a pause or a change of it, and with nil when it is
-	// over. The calls of a consumer come one at a time, and mustn't block.
+	// over. The calls of a consumer come one at a time, and must be quick.
 	OnChange func(*State)
 }
 
@@ -161,17 +161,17 @@ func (w *watcher) follow(ctx context.Context) {
 		w.resume()
 		w.resume, w.shown = nil, State{}
 		w.Log.Info("hopback: the queue is resumed", "queue", w.queue)
-		w.tell(nil)
+		w.notify(nil)
 		return
 	}
 	w.shown = w.known
 	w.Log.Info("hopback: the queue is paused", "queue", w.queue, "since", w.shown.Since, "until", w.shown.Until, "by", w.shown.By, "why", w.shown.Why)
 	shown := w.shown
-	w.tell(&shown)
+	w.notify(&shown)
 }
 
-// tell calls Config.OnChange.
-func (w *watcher) tell(s *State) {
+// notify calls Config.OnChange.
+func (w *watcher) notify(s *State) {
 	if w.changed == nil {
 		return
 	}
