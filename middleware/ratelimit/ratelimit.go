@@ -5,8 +5,8 @@
 //	err = conn.Consume(ctx, "orders", retry.With(policy)(limit(handler)), client.ConsumerConfig{Concurrency: 16})
 //
 // All handlers that one Middleware value wraps share its limit. Use the same value for several
-// consumers to limit them together, or call [With] for each of them. Other processes aren't
-// counted.
+// consumers to limit them together, or call [With] for each of them. [Config.Shared] limits all workers
+// of a queue together, in any number of processes.
 //
 // # Where to put it
 //
@@ -30,7 +30,6 @@ import (
 	"fmt"
 	"math"
 	"sync"
-	"time"
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
@@ -46,6 +45,14 @@ type Config struct {
 	// Burst is how many calls may start at once after an idle time. Default: 1, which spaces
 	// calls evenly.
 	Burst int
+	// Shared applies PerSecond and Burst to all workers of the queue together: each process takes the part of its
+	// consumers among all consumers of the queue, for which it asks the broker once a second. It needs a
+	// permission on the queue, as consuming does. Default: false, each process has the whole limit.
+	//
+	//   - When a worker joins or leaves, the others follow within 2 s, in which the sum may be above or below the limit.
+	//   - A worker starts a first call at once, so that as many as there are workers may start after an idle time.
+	//   - During a memory or disk alarm the last number counts. A worker that starts in one takes a hundredth.
+	Shared bool
 	// Key, if not nil, returns the key that a delivery counts toward, for instance a tenant.
 	// PerSecond and Burst apply to each key separately. If ok is false, the delivery isn't
 	// limited. Key must be safe for concurrent use. Default: nil, one limit for all.
@@ -87,9 +94,9 @@ func (c Config) withDefaults() (Config, error) {
 //   - If cfg is invalid, Consume returns an *argument.Error when it starts.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
-	l := &limits{cfg: cfg}
+	l := &limits{cfg: cfg, share: newShare(cfg.Shared && cfg.PerSecond > 0)}
 	if cfg.Key == nil {
-		l.one = newBucket(l.cfg)
+		l.one = newBucket(l.cfg, l.share)
 	} else {
 		l.keys = lru.New[string, *bucket](cfg.MaxKeys)
 	}
@@ -103,8 +110,9 @@ func With(cfg Config) client.Middleware {
 
 // limits is what all handlers of one Middleware share.
 type limits struct {
-	cfg Config
-	one *bucket // without Config.Key
+	cfg   Config
+	share *share
+	one   *bucket // without Config.Key
 
 	mu   sync.Mutex
 	keys *lru.Map[string, *bucket]
@@ -123,7 +131,7 @@ func (l *limits) of(d *client.Delivery) *bucket {
 	defer l.mu.Unlock()
 	one, ok := l.keys.Get(key)
 	if !ok {
-		one = newBucket(l.cfg)
+		one = newBucket(l.cfg, l.share)
 		l.keys.Put(key, one)
 	}
 	return one
@@ -134,42 +142,22 @@ type handler struct {
 	limits *limits
 }
 
-// Prepare calls the inner handler's Prepare.
+// Prepare calls the inner handler's Prepare, and takes the consumer's part of a shared limit.
 func (h *handler) Prepare(ctx context.Context, s client.Start) error {
-	return client.Prepare(ctx, h.inner, s)
+	if err := client.Prepare(ctx, h.inner, s); err != nil {
+		return err
+	}
+	return h.limits.share.join(ctx, s)
 }
 
 // Handle waits for its turn.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	if h.limits.cfg.PerSecond > 0 {
-		if err := wait(ctx, h.limits.of(d)); err != nil {
-			return client.Requeue{Err: fmt.Errorf("waiting for the rate limit: %w", err)}
+		if b := h.limits.of(d); b != nil {
+			if err := b.wait(ctx); err != nil {
+				return client.Requeue{Err: fmt.Errorf("waiting for the rate limit: %w", err)}
+			}
 		}
 	}
 	return h.inner.Handle(ctx, d)
-}
-
-// wait waits until it is the turn of d, or until ctx ends. It waits even if ctx has a deadline
-// before that: otherwise the message would go back and forth between broker and consumer until
-// the deadline.
-func wait(ctx context.Context, b *bucket) error {
-	if b == nil {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	delay, turn := b.take(time.Now())
-	if delay == 0 {
-		return nil
-	}
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		b.cancel(turn)
-		return context.Cause(ctx)
-	}
 }
