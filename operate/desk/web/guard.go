@@ -159,7 +159,7 @@ func (h *Handler) wants(path string, a Action, form url.Values) Access {
 	x := Access{Action: a}
 	var r *run
 	switch path {
-	case "messages", "message", "body", "download", "edit", "dry-run", "replay-edited", "parked", "waiting":
+	case "messages", "message", "body", "download", "edit", "dry-run", "replay-edited", "parked", "waiting", "pause", "pause-queue":
 		x.Queue = form.Get("in")
 	case "accept":
 		q, _ := url.ParseQuery(form.Get("query"))

@@ -41,6 +41,7 @@ func (s *stage) forms(b *browser) map[string]url.Values {
 		"replay-edited": {"in": {"orders.dead"}, "id": {id}, "set": {"a=b"}},
 		"stop":          {"run": {plans["replay"]}},
 		"waiting":       {"in": {"orders.dead"}, "key": {"4711"}, "do": {"cancel"}},
+		"pause-queue":   {"in": {"orders.dead"}, "do": {"resume"}},
 	}
 }
 

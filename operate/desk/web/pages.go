@@ -30,6 +30,7 @@ func (h *Handler) routes() {
 		"download":   {http.MethodGet, ActionBody, h.download},
 		"edit":       {http.MethodGet, ActionEdit, h.editForm},
 		"parked":     {http.MethodGet, ActionView, h.waitingForm},
+		"pause":      {http.MethodGet, ActionView, h.paused},
 		"runs":       {http.MethodGet, ActionView, h.runList},
 		"partitions": {http.MethodGet, ActionView, h.partitions},
 		"run":        {http.MethodGet, ActionView, h.runPage},
@@ -43,6 +44,7 @@ func (h *Handler) routes() {
 		"replay-edited": {http.MethodPost, ActionEdit, h.fix},
 		"stop":          {http.MethodPost, ActionStop, h.stop},
 		"waiting":       {http.MethodPost, ActionWaiting, h.waiting},
+		"pause-queue":   {http.MethodPost, ActionPause, h.pause},
 	}
 }
 

@@ -85,6 +85,8 @@ const (
 	ActionStop Action = "stop"
 	// ActionWaiting cancels, runs, or reschedules waiting messages by their token.
 	ActionWaiting Action = "waiting"
+	// ActionPause pauses or resumes a work queue for all of its workers.
+	ActionPause Action = "pause"
 )
 
 // changes reports whether the action needs Config.Writable.
