@@ -15,6 +15,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/integration/partitionrig"
 	"github.com/hopback/hopback/partition"
 )
@@ -92,8 +93,11 @@ func TestReshardRefusesWrongGenerations(t *testing.T) {
 // The same goes for a group that was declared before the exchange Name.now existed.
 func TestReshardCanBeKilledAtEveryStep(t *testing.T) {
 	for _, before := range []bool{false, true} {
-		steps, ended := 0, false
-		for ; !ended; steps++ {
+		steps, ended, stride := 0, false, 1
+		if explore.UnderRace {
+			stride = 4
+		}
+		for ; !ended; steps += stride {
 			require.Less(t, steps, 500)
 			synctest.Test(t, func(t *testing.T) { ended = killReshard(t, steps+1, before) })
 		}
