@@ -21,6 +21,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/middleware/dedupe"
 	"github.com/hopback/hopback/schedule"
 )
@@ -95,6 +96,9 @@ func (d relative) Next(t time.Time) time.Time { return t.Add(time.Duration(d)) }
 func TestRecurringMessagesSurviveAStorm(t *testing.T) {
 	t.Parallel()
 	messages, kills, restarts, hours := 400, 12, 3, 4
+	if explore.UnderRace {
+		messages, kills, hours = 100, 6, 2
+	}
 	if os.Getenv("HOPBACK_LONG") != "" {
 		messages, kills, restarts, hours = 10_000, 100, 20, 24
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -28,7 +29,7 @@ var (
 	simSeed     = flag.Uint64("simulate.seed", 1, "the first seed")
 	simSeeds    = flag.Int("simulate.seeds", 1, "how many seeds, with each version")
 	simVersions = flag.String("simulate.versions", "4.3.6,4.0.5", "of RabbitMQ")
-	simMessages = flag.Int("simulate.messages", 1600, "with each seed")
+	simMessages = flag.Int("simulate.messages", map[bool]int{false: 1600, true: 600}[explore.UnderRace], "with each seed")
 	simFaults   = flag.Int("simulate.faults", len(SimulatedKinds), "with each seed")
 	simKinds    = flag.String("simulate.kinds", "all", fmt.Sprintf("of faults, separated by commas: some of %v", SimulatedKinds))
 	simOnly     = flag.String("simulate.only", "", "numbers of the faults that are done, separated by commas; all without")
