@@ -141,7 +141,7 @@ func TestAMessageThatAlwaysOutlastsTheConsumerTimeoutEnds(t *testing.T) {
 				}
 				<-over
 				return errors.New("too late")
-			})), client.ConsumerConfig{Concurrency: 10, Prefetch: 64})
+			})), client.ConsumerConfig{Concurrency: 100}) // a handler for each time that the broker is first to take it back
 			t.Cleanup(end) // before the consumer's, which waits for the handlers
 			suite.Publish(t, suite.PublisherOf(t, conn, address.Queue(name)), "m")
 			suite.Poll(t, "it is dead", func() bool { return suite.Ready(t, conn, name+".dead") >= 1 })
