@@ -102,6 +102,9 @@ func explain(sim Simulation, rep *Simulated) string {
 func again(sim Simulation) string {
 	kinds := *simKinds
 	flags := fmt.Sprintf("-simulate.seed %d -simulate.seeds 1 -simulate.versions %s -simulate.messages %d -simulate.faults %d -simulate.kinds %s", sim.Seed, sim.Version, sim.Messages, sim.Faults, kinds)
+	if sim.Lanes != nil {
+		flags += " -simulate.lanes " + strings.Join(sim.Lanes, ",")
+	}
 	if sim.Only != nil {
 		flags += " -simulate.only=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(sim.Only), " ", ","), "[]")
 	}
@@ -159,7 +162,7 @@ func TestAFailingSeedIsReduced(t *testing.T) {
 	whole := Simulation{Seed: 9, Version: "4.3.6", Messages: 1600, Faults: 40}
 	sim, rep := shrink(run, whole, &Simulated{Count: map[ViolationKind]int{ViolationLost: 3}})
 	assert.Equal(t, []int{3, 17}, sim.Only)
-	assert.ElementsMatch(t, []string{Forwarder, Centralized, Partitioned, Scheduled, Parking, Stranger}, sim.Without)
+	assert.ElementsMatch(t, []string{Forwarder, Centralized, Partitioned, Scheduled, Parking, Fair, Stranger}, sim.Without)
 	assert.Equal(t, 100, sim.Messages)
 	text := explain(sim, rep)
 	assert.Contains(t, text, "1. 12s: a queue is purged")

@@ -34,6 +34,7 @@ var (
 	simKinds    = flag.String("simulate.kinds", "all", fmt.Sprintf("of faults, separated by commas: some of %v", SimulatedKinds))
 	simOnly     = flag.String("simulate.only", "", "numbers of the faults that are done, separated by commas; all without")
 	simWithout  = flag.String("simulate.without", "", fmt.Sprintf("actors that are left out, separated by commas: some of %v", Actors))
+	simLanes    = flag.String("simulate.lanes", "", "lanes that there are besides republish, separated by commas; all without")
 	simShrink   = flag.Bool("simulate.shrink", false, "reduce what fails to the fewest faults, actors, and messages")
 	simVerbose  = flag.Bool("simulate.verbose", false, "print all that happens")
 )
@@ -91,6 +92,10 @@ func TestSimulate(t *testing.T) {
 	require.NoError(t, err)
 	only, without, err := parseReduced(*simOnly, *simWithout)
 	require.NoError(t, err)
+	var lanes []string
+	if *simLanes != "" {
+		lanes = strings.Split(*simLanes, ",")
+	}
 	began := time.Now()
 	heap := watchHeap(t)
 	var mu sync.Mutex
@@ -104,7 +109,7 @@ func TestSimulate(t *testing.T) {
 				seed := *simSeed + uint64(i)
 				t.Run(fmt.Sprintf("%s-%d", version, seed), func(t *testing.T) {
 					t.Parallel()
-					sim := Simulation{Seed: seed, Version: version, Messages: *simMessages, Faults: *simFaults, Kinds: kinds, Only: only, Without: without}
+					sim := Simulation{Seed: seed, Version: version, Messages: *simMessages, Faults: *simFaults, Kinds: kinds, Only: only, Without: without, Lanes: lanes}
 					var out bytes.Buffer
 					sim.Out = &lockedWriter{w: &out}
 					if *simVerbose {

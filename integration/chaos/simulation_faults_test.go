@@ -251,7 +251,7 @@ func (s *simulation) inject(ctx context.Context, f simFault) (heal func()) {
 		w.drain(f.lasts)
 	case LeaderMoved:
 		queue := l.queue
-		if l.group != nil {
+		if l.group != nil || l.fair != nil {
 			all := l.queues()
 			queue = all[r.IntN(len(all))]
 		}

@@ -38,7 +38,7 @@ const (
 )
 
 // Actors are all of them.
-var Actors = []string{Neighbor, Forwarder, Centralized, Partitioned, Scheduled, Parking, Stranger}
+var Actors = []string{Neighbor, Forwarder, Centralized, Partitioned, Scheduled, Parking, Fair, Stranger}
 
 // What an operator does who doesn't know hopback.
 const (
@@ -143,7 +143,7 @@ func (d *damage) permit(allowed [3]string) {
 // leadsOn says that an exchange of hopback leads on by its alternate exchange, so a foreign binding takes
 // messages from it. DESIGN.md says why there are such; doctor reports those bindings.
 func leadsOn(x declare.Exchange) bool {
-	return strings.HasSuffix(x.Name, "dead_letter_exchange.sort") || strings.HasSuffix(x.Name, "requeue_exchange") || strings.HasSuffix(x.Name, "failed_exchange")
+	return strings.HasSuffix(x.Name, "dead_letter_exchange.sort") || strings.HasSuffix(x.Name, "requeue_exchange") || strings.HasSuffix(x.Name, "failed_exchange") || strings.Contains(x.Name, ".sort.")
 }
 
 // bindForeign declares another queue and binds it to an exchange of the lane. That may cost nobody a
@@ -397,6 +397,9 @@ func (s *simulation) sendStrange(ctx context.Context, publishers [2]*client.Publ
 			m.Annotations["x-opt-hopback-routing-key"] = fmt.Sprintf("strange-%d", id)
 		}
 		client.PublishTo(where)(m)
+		if to.fair != nil {
+			to.strangeTenant(m, id)
+		}
 	}}
 	if to.group != nil {
 		to.inOrder(l.ledger, fmt.Sprintf("strange-%d", id%5), id, func() { forge.publish(ctx, publishers[0], id) })
@@ -455,6 +458,7 @@ func forge(m *client.Message, r *rand.Rand, queue, other string) {
 		{"x-opt-hopback-schedule-due", []any{int64(1), int64(1) << 60}},
 		{"x-opt-hopback-schedule-to", []any{"/queues/" + other}},
 		{"x-opt-hopback-first-failure", []any{"1970"}}, // a time counts, and gives up
+		{"x-opt-hopback-tenant", []any{"noisy-0", int64(5), strings.Repeat("t", 300)}},
 		{"x-opt-hopback-attempts", []any{"[]", int64(7)}},
 		{"x-first-death-queue", []any{other}},
 		{"x-last-death-queue", []any{other}},

@@ -44,8 +44,8 @@ type scheduling struct {
 // publisher opens what publishes to the lane.
 func (l *simLane) publisher(ctx context.Context, conn *client.Conn) (publishing, error) {
 	switch l.name {
-	case Partitioned:
-		return client.NewPublisher[*client.Message](ctx, conn, address.Address{}, client.PublisherConfig{}) // it depends on the key
+	case Partitioned, Fair:
+		return client.NewPublisher[*client.Message](ctx, conn, address.Address{}, client.PublisherConfig{}) // it depends on the key, or the tenant
 	case Scheduled:
 		p, err := schedule.NewPublisher[*client.Message](ctx, conn, address.Queue(l.queue), schedule.PublisherConfig{Names: l.ladder()})
 		return scheduling{l, p}, err

@@ -41,6 +41,8 @@ type Simulation struct {
 	Only []int
 	// Without are the actors that are left out: see Actors. Default: none.
 	Without []string
+	// Lanes are the lanes that there are, besides "republish". Default: all, as far as the version has them.
+	Lanes []string
 	// Out gets a log of the run. Default: none.
 	Out io.Writer
 }
@@ -294,9 +296,12 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 	}
 	names = append(names, "versions", "crowd") // see simLane
 	for _, actor := range Actors {
-		if actor != Stranger && !slices.Contains(s.Without, actor) && (actor != Partitioned || s.Version != "4.0.5") && (actor != Parking || s.Version == "4.4.0") {
+		if actor != Stranger && !slices.Contains(s.Without, actor) && (actor != Partitioned && actor != Fair || s.Version != "4.0.5") && (actor != Parking || s.Version == "4.4.0") {
 			names = append(names, actor)
 		}
+	}
+	if s.Lanes != nil {
+		names = slices.DeleteFunc(names, func(name string) bool { return name != "republish" && !slices.Contains(s.Lanes, name) })
 	}
 	total := s.Messages / len(names)
 	for i, name := range names {
@@ -310,6 +315,8 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 		case Neighbor:
 			l.prefix, l.script.Delays = "republish.", neighborDelays
 			strategy = []retry.Strategy{retry.StrategyDeadLetter, retry.StrategyRepublish}[s.Seed%2]
+		case Fair:
+			strategy = []retry.Strategy{retry.StrategyNative, retry.StrategyRepublish}[s.Seed%2]
 		case Partitioned:
 			if err := s.makeGroup(ctx, l); err != nil {
 				return err
@@ -328,6 +335,9 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 		}
 		if name != "versions" {
 			l.policies = l.policies[:1]
+		}
+		if name == Fair {
+			s.makeFair(l)
 		}
 		s.add(l)
 		l.setPolicy()
@@ -387,6 +397,7 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 	senders.Wait()
 	endStrange()
 	s.drain(ctx)
+	s.checkSlots(ctx)
 	s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
 	s.sweep()
 
@@ -440,7 +451,7 @@ func (s *simulation) checkWaits(l *simLane) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, w := range s.waits[l.n] {
-		if w.accepted == 0 || w.handled == 0 || l.script.Fate(l.n, uint32(id)) != (Fate{EndHandled, 0}) || l.waitsForItsKey(uint32(id)) {
+		if w.accepted == 0 || w.handled == 0 || l.script.Fate(l.n, uint32(id)) != (Fate{EndHandled, 0}) || l.waitsForItsKey(uint32(id)) || l.isNoisy(uint32(id)) {
 			continue
 		}
 		for _, o := range s.owed {
@@ -480,7 +491,7 @@ func (s *simulation) checkRetries(l *simLane) {
 				continue
 			}
 			s.due++
-			if l.waitedElsewhere(due, ms(first[k+1])-ms(first[k])) {
+			if l.waitedElsewhere(due, ms(first[k+1])-ms(first[k])) || l.isNoisy(uint32(id)) {
 				continue
 			}
 			if late := came - due; late > healthyWithin {
@@ -540,6 +551,8 @@ func (s *simulation) send(ctx context.Context, n int, faults []simFault) {
 				id := uint32(next*simSenders + n)
 				switch l.name {
 				case Forwarder: // its messages come from another lane's handlers
+				case Fair:
+					l.publishFair(ctx, &sending, publishers[i], id)
 				case Partitioned:
 					sending.Go(func() { l.inOrder(l.ledger, l.key(id), id, func() { l.publish(ctx, publishers[i], id) }) })
 				default:
@@ -648,6 +661,7 @@ type simLane struct {
 	total    int
 	edit     func(*client.Message, uint32)
 	group    *simGroup   // of lane "partitioned"
+	fair     *simFair    // of lane "fair"
 	tasks    chan uint32 // of the stranger
 	parked   chan uint32 // of lane "parking": what may be claimed
 	policies []retry.Policy
@@ -685,6 +699,9 @@ func (l *simLane) topologyOf(p retry.Policy) (t declare.Topology, err error) {
 	q := declare.QuorumQueue{Name: l.queue, DeliveryLimit: declare.Unlimited}
 	if l.name == Centralized {
 		return retry.CentralTopology(p, l.central(), q)
+	}
+	if l.fair != nil {
+		return l.fair.queue.Topology(p, declare.QuorumQueue{DeliveryLimit: declare.Unlimited})
 	}
 	if t, err = retry.Topology(p, q); err != nil || l.name != Scheduled {
 		return t, err
@@ -732,7 +749,11 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 		drained.Wait()
 		closeConn(burying)
 	})
-	for n := range simWorkers {
+	size := simWorkers
+	if l.fair != nil {
+		size = sharedWorkers
+	}
+	for n := range size {
 		w := &simWorker{lane: l, n: n}
 		if l.group == nil {
 			w.policy = l.policies[n%len(l.policies)]

@@ -114,6 +114,10 @@ func (w *simWorker) consume(life context.Context) {
 		w.consumeGroup(life, clocked, conn)
 		return
 	}
+	if l.fair != nil {
+		w.consumeFair(life, clocked, conn)
+		return
+	}
 	var handler client.Handler = retry.With(w.policy)(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
 		if err := w.forward(ctx, life, conn, d); err != nil {
 			return err
