@@ -102,7 +102,7 @@ func TestSimulate(t *testing.T) {
 	var sum Tally
 	faults, silent, violations := map[Kind]int{}, map[Kind]int{}, map[ViolationKind]int{}
 	var virtual, healthy time.Duration
-	due, claimed := 0, 0
+	due, claimed, recurred := 0, 0, 0
 	t.Run("seeds", func(t *testing.T) {
 		for version := range strings.SplitSeq(*simVersions, ",") {
 			for i := range *simSeeds {
@@ -123,6 +123,7 @@ func TestSimulate(t *testing.T) {
 					healthy = max(healthy, rep.Healthy)
 					due += rep.Due
 					claimed += rep.Claimed
+					recurred += rep.Recurred
 					for k, n := range rep.Faults {
 						faults[k] += n
 					}
@@ -157,7 +158,7 @@ func TestSimulate(t *testing.T) {
 	}
 	t.Logf("REPORT simulate: %d faults, %d messages, %d accepted, %d handled, %d dead, %d parked, %d duplicates, %d gone with their queue, %d lost, %.1f hours in %.0f s",
 		n, sum.Messages, sum.Accepted, sum.Handled, sum.Dead, sum.Parked, sum.Duplicates, sum.Taken, sum.Lost, virtual.Hours(), time.Since(began).Seconds())
-	t.Logf("REPORT simulate: a message that never fails waited at most %v where nothing was broken; %d retries were due then; %d parked messages were claimed; unreported faults: %v", healthy.Round(time.Millisecond), due, claimed, sorted(silent))
+	t.Logf("REPORT simulate: a message that never fails waited at most %v where nothing was broken; %d retries were due then; %d parked messages were claimed; %d recurring messages came then; unreported faults: %v", healthy.Round(time.Millisecond), due, claimed, recurred, sorted(silent))
 	assert.Empty(t, violations)
 	t.Logf("REPORT simulate: %d MiB of heap", heap()>>20)
 	if kinds == nil && only == nil {

@@ -554,6 +554,7 @@ func (s *simulation) drop(name string) {
 	if _, err := q.Freeze(); err != nil {
 		return // it is gone already
 	}
+	s.loses(name)
 	s.noteGone(name)
 	_ = q.Forget()
 }

@@ -256,7 +256,7 @@ func (s *simulation) operateGroup(ctx context.Context, f simFault) (heal func(),
 		backoff.Sleep(ctx, 15*time.Second)
 		if d.r.IntN(2) == 0 {
 			for _, q := range from.Queues() {
-				if s.count(q) == 0 {
+				if s.count(q, true) == 0 {
 					d.insist(ctx, "delete "+q, func(ctx context.Context) error {
 						_, err := declare.DeleteQueue(ctx, s.admin.Management(), q)
 						return err

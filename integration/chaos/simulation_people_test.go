@@ -38,7 +38,7 @@ const (
 )
 
 // Actors are all of them.
-var Actors = []string{Neighbor, Forwarder, Centralized, Partitioned, Scheduled, Parking, Fair, Stranger}
+var Actors = []string{Neighbor, Forwarder, Centralized, Partitioned, Scheduled, Parking, Fair, Recurring, Stranger}
 
 // What an operator does who doesn't know hopback.
 const (
@@ -195,6 +195,7 @@ func (d *damage) purge(name string) {
 	if err != nil {
 		return // it is gone
 	}
+	d.loses(name)
 	d.noteGone(name)
 	_ = q.Empty()
 	thaw()
@@ -205,6 +206,9 @@ func (s *simulation) noteGone(queue string) {
 	for _, m := range s.broker.Queue(queue).Messages() {
 		if m.Message == nil || special(m.Message) {
 			s.unreadGone.Add(1)
+			continue
+		}
+		if s.goneRecurring(queue, m.Message) {
 			continue
 		}
 		l, id, err := s.read(m.Message)

@@ -64,6 +64,8 @@ type Simulated struct {
 	Due int
 	// Claimed is how many parked messages were claimed.
 	Claimed int
+	// Recurred is how many recurring messages came for times at which nothing was broken.
+	Recurred int
 	// Steps says in order what was done, and for how long.
 	Steps []string
 	// Names are those of the lanes.
@@ -153,6 +155,7 @@ type simulation struct {
 	due           int      // retries that were due when nothing was broken
 	waits         [][]wait // by lane: of healthy messages
 	owed          []owed
+	recurrences   int // for times at which nothing was broken
 }
 
 // owed says that healthy messages which a lane's queue accepted in span are to be handled by a time,
@@ -308,7 +311,7 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 		l := &simLane{simulation: s, script: s.script, n: i, name: name, queue: "work-" + name, prefix: name + ".", total: total, parked: make(chan uint32, total)}
 		strategy := retry.Strategy(name)
 		switch name {
-		case "versions", "crowd", Forwarder, Scheduled, Parking:
+		case "versions", "crowd", Forwarder, Scheduled, Parking, Recurring:
 			strategy = retry.StrategyRepublish
 		case Centralized:
 			strategy, l.script.Plain = retry.StrategyRepublish, true
@@ -336,8 +339,11 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 		if name != "versions" {
 			l.policies = l.policies[:1]
 		}
-		if name == Fair {
+		switch name {
+		case Fair:
 			s.makeFair(l)
+		case Recurring:
+			s.makeRecurring(l)
 		}
 		s.add(l)
 		l.setPolicy()
@@ -390,12 +396,14 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 	if s.strange != nil {
 		endStrange = s.openStrange(ctx)
 	}
+	endOperator := s.openOperator(ctx)
 	for n := range simSenders {
 		senders.Go(func() { s.send(ctx, n, schedule) })
 	}
 	faults, silent := s.breakAll(ctx, schedule)
 	senders.Wait()
 	endStrange()
+	endOperator()
 	s.drain(ctx)
 	s.checkSlots(ctx)
 	s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
@@ -411,6 +419,7 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 		rep.Names = append(rep.Names, l.name)
 		s.checkWaits(l)
 		s.checkRetries(l)
+		s.checkRecurring(l)
 		v := l.ledger.Check(1)
 		rep.Tally.add(v.Tally)
 		rep.Lanes[l.name] = v.Tally
@@ -420,6 +429,7 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 		}
 	}
 	rep.Healthy, rep.Due, rep.Claimed = s.healthy, s.due, int(s.claimed.Load())
+	rep.Recurred = s.recurrences
 	rep.Violations = append(rep.Violations, s.trouble.list...)
 	for k, n := range s.trouble.count {
 		rep.Count[k] += n
@@ -550,7 +560,7 @@ func (s *simulation) send(ctx context.Context, n int, faults []simFault) {
 			for i, l := range s.lanes {
 				id := uint32(next*simSenders + n)
 				switch l.name {
-				case Forwarder: // its messages come from another lane's handlers
+				case Forwarder, Recurring: // its messages come from another lane's handlers, or its groups
 				case Fair:
 					l.publishFair(ctx, &sending, publishers[i], id)
 				case Partitioned:
@@ -607,8 +617,11 @@ func (s *simulation) drain(ctx context.Context) {
 		open, left := 0, ""
 		for _, l := range s.all() {
 			open += l.ledger.Open()
+		}
+		ended := open == 0
+		for _, l := range s.all() {
 			for _, q := range l.queues() {
-				if n := s.count(q); n > 0 {
+				if n := s.count(q, ended); n > 0 {
 					open += n
 					left += fmt.Sprintf(" %s %d,", q, n)
 					if time.Since(moved) > simPatience {
@@ -639,11 +652,14 @@ func (s *simulation) drain(ctx context.Context) {
 	}
 }
 
-// count is how many messages are in a queue, without those that nobody can read and that have got
-// where they belong.
-func (s *simulation) count(queue string) int {
+// count is how many messages are in a queue; exactly, without those that nobody can read and that have got
+// where they belong. To find those takes long.
+func (s *simulation) count(queue string, exactly bool) int {
 	n := s.broker.Queue(queue).Counts().Messages
-	if n > 0 && s.isDeadLetterQueue(queue) {
+	if slices.ContainsFunc(s.lanes, func(l *simLane) bool { return l.recurring.token(queue) }) {
+		return tokens(n)
+	}
+	if n > 0 && exactly && s.isDeadLetterQueue(queue) {
 		n -= s.unreadable(queue)
 	}
 	return n
@@ -653,24 +669,26 @@ func (s *simulation) count(queue string) int {
 // newer version of its policy, lane "crowd" has many consumers on one connection.
 type simLane struct {
 	*simulation
-	script   Script // its delays are the lane's
-	n        int
-	name     string
-	queue    string
-	prefix   string
-	total    int
-	edit     func(*client.Message, uint32)
-	group    *simGroup   // of lane "partitioned"
-	fair     *simFair    // of lane "fair"
-	tasks    chan uint32 // of the stranger
-	parked   chan uint32 // of lane "parking": what may be claimed
-	policies []retry.Policy
-	ledger   *Ledger
-	workers  []*simWorker
-	topology declare.Topology
-	failed   atomic.Int64 // attempts that are to be retried
-	drainers map[string]*drainer
-	broken   []span // when something of it was, or messages still waited for that
+	script Script // its delays are the lane's
+	n      int
+	name   string
+	queue  string
+	prefix string
+	total  int
+	edit   func(*client.Message, uint32)
+	group  *simGroup // of lane "partitioned"
+	fair   *simFair  // of lane "fair"
+	// recurring are the groups of lane "recurring".
+	recurring *simGroups
+	tasks     chan uint32 // of the stranger
+	parked    chan uint32 // of lane "parking": what may be claimed
+	policies  []retry.Policy
+	ledger    *Ledger
+	workers   []*simWorker
+	topology  declare.Topology
+	failed    atomic.Int64 // attempts that are to be retried
+	drainers  map[string]*drainer
+	broken    []span // when something of it was, or messages still waited for that
 }
 
 // declare declares what the lane needs. It may be called again.
@@ -703,7 +721,10 @@ func (l *simLane) topologyOf(p retry.Policy) (t declare.Topology, err error) {
 	if l.fair != nil {
 		return l.fair.queue.Topology(p, declare.QuorumQueue{DeliveryLimit: declare.Unlimited})
 	}
-	if t, err = retry.Topology(p, q); err != nil || l.name != Scheduled {
+	if t, err = retry.Topology(p, q); err == nil && l.recurring != nil {
+		err = l.recurring.addGroups(&t)
+	}
+	if err != nil || l.name != Scheduled {
 		return t, err
 	}
 	ladder, err := schedule.Topology(l.ladder(), l.queue)
@@ -750,7 +771,7 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 		closeConn(burying)
 	})
 	size := simWorkers
-	if l.fair != nil {
+	if l.fair != nil || l.recurring != nil {
 		size = sharedWorkers
 	}
 	for n := range size {
@@ -772,7 +793,7 @@ func (l *simLane) deadLetterQueues() map[string]bool {
 		return map[string]bool{l.group.dead: false}
 	}
 	all := map[string]bool{l.policies[0].Names.DeadLetterQueue(l.queue): false, l.policies[0].Names.ParkingQueue(): true}
-	if l.name == Scheduled {
+	if l.name == Scheduled || l.name == Recurring {
 		all[l.ladder().UndeliverableQueue()] = true
 	}
 	return all
@@ -784,6 +805,9 @@ func (l *simLane) collectDeadLetters(ctx context.Context, conn *client.Conn, que
 	return conn.Consume(ctx, queue, client.HandlerFunc(func(_ context.Context, d *client.Delivery) error {
 		if special(d.Message()) {
 			l.unreadGone.Add(1)
+			return nil
+		}
+		if l.recurred(d.Message()) {
 			return nil
 		}
 		of, id, err := l.read(d.Message())

@@ -125,6 +125,9 @@ func (w *simWorker) consume(life context.Context) {
 		if park, parks := l.parks(ctx, d); parks {
 			return park
 		}
+		if l.recurred(d.Message()) {
+			return nil
+		}
 		return w.handle(ctx, d)
 	}))
 	var consuming sync.WaitGroup
@@ -141,6 +144,9 @@ func (w *simWorker) consume(life context.Context) {
 	}
 	if l.name == Parking {
 		consuming.Go(func() { w.claim(life, conn) })
+	}
+	if l.recurring != nil {
+		w.publishRecurring(life, conn, &consuming)
 	}
 	if l.name == Scheduled {
 		consuming.Go(func() { w.dispatch(life, clocked, conn) })
