@@ -91,6 +91,28 @@ var plants = []struct {
 		"func (s suspicion) poison() bool { return s.failures",
 		"func (s suspicion) poison() bool { return s.failures < 0 && s.failures",
 		[]ViolationKind{ViolationLost, ViolationLeft, ViolationStuck, Starved, ViolationWrongReason}, []string{"-simulate.kinds", "poisoned,reset", "-simulate.faults", "10"}},
+
+	// Fair queues, and recurring messages.
+	{"a stuck tenant gets the reserve", "fair/tenants.go",
+		"		if x.over || x.bulky(now) {\n			return false\n",
+		"		if x.over && x.bulky(now) && now.IsZero() {\n			return false\n",
+		[]ViolationKind{Unfair, Starved}, []string{"-simulate.lanes", Fair, "-simulate.faults", "12"}},
+	{"slots of slow handlers never return", "fair/consume.go",
+		"		h.slots.give(from, now.Sub(began), x.weight)\n",
+		"		if now.Sub(began).Seconds() < 20 {\n			h.slots.give(from, now.Sub(began), x.weight)\n		}\n",
+		[]ViolationKind{Unfair, Starved, ViolationStuck, ViolationLeft}, []string{"-simulate.lanes", Fair, "-simulate.kinds", "worker-drained,reset", "-simulate.faults", "6"}},
+	{"a message that has failed is moved without its attempts", "fair/divert.go",
+		"	if d.DeliveryCount() > 0 || sizeOf(m) > maxCopied {\n",
+		"	if sizeOf(m) > maxCopied {\n",
+		[]ViolationKind{ViolationWrongCount}, []string{"-simulate.lanes", Fair, "-simulate.faults", "12"}},
+	{"times that the broker refused count as published", "schedule/group_run.go",
+		"	if !failed.IsZero() {\n		s.Done =",
+		"	if failed.After(now) {\n		s.Done =",
+		[]ViolationKind{ViolationLost}, []string{"-simulate.lanes", Recurring, "-simulate.kinds", "policy-redeclared,queue-forgotten", "-simulate.faults", "24", "-simulate.messages", "600"}},
+	{"a worker forgets pauses", "schedule/group_run.go",
+		"	s.Holds = current(s.Holds, s.Done)\n",
+		"	s.Holds = nil\n",
+		[]ViolationKind{Recurred}, []string{"-simulate.lanes", Recurring, "-simulate.kinds", "worker-drained,reset", "-simulate.faults", "12", "-simulate.messages", "600"}},
 }
 
 // beforePeople are faults that need nobody else.

@@ -373,12 +373,11 @@ func (g *simRecurring) lost(from, to time.Time) bool {
 	return slices.ContainsFunc(g.losses, func(at time.Time) bool { return !at.Before(from.Add(-beforeLoss)) && !at.After(to.Add(beforeLoss)) })
 }
 
-// checkRecurring judges the groups of a lane.
-func (s *simulation) checkRecurring(l *simLane) {
+// checkRecurring judges the groups of a lane, for times until end.
+func (s *simulation) checkRecurring(l *simLane, end time.Time) {
 	if l.recurring == nil {
 		return
 	}
-	end := time.Now().Add(-time.Minute)
 	for _, g := range l.recurring.groups {
 		g.mu.Lock()
 		for _, r := range g.all {

@@ -419,7 +419,7 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 		rep.Names = append(rep.Names, l.name)
 		s.checkWaits(l)
 		s.checkRetries(l)
-		s.checkRecurring(l)
+		s.checkRecurring(l, time.Now().Add(-time.Minute))
 		v := l.ledger.Check(1)
 		rep.Tally.add(v.Tally)
 		rep.Lanes[l.name] = v.Tally
