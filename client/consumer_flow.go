@@ -757,7 +757,8 @@ func (s *linkSession) resize() {
 
 // hold processes a message that can't be decoded or is too large, so that no handler can handle it. It
 // dead-letters the original bytes if the queue is known to have a dead-letter exchange. Without
-// one, the queue would drop the message; so hold keeps it unsettled until the consumer stops.
+// one, the queue would drop the message; so hold keeps it unsettled until the consumer stops. If the broker
+// doesn't answer, as in an alarm, hold keeps it until it does.
 func (s *linkSession) hold(d *delivery, err error) {
 	s.holding.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), askLimit)
@@ -772,10 +773,16 @@ func (s *linkSession) hold(d *delivery, err error) {
 			s.carryOut(d, d.undecodable(err))
 			return
 		}
-		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer stops", "message_id", message.ID(d.message), "error", errors.Join(err, unknown))
+		if unknown != nil {
+			s.consumer.log.Warn("hopback: a message can't be decoded, and the broker hasn't answered whether its queue has a dead-letter exchange; it is held until then", "message_id", message.ID(d.message), "error", errors.Join(err, unknown))
+		} else {
+			s.consumer.log.Error(heldForGood, "message_id", message.ID(d.message), "error", err)
+		}
 		var then wakes
 		s.mu.Lock()
-		s.held = append(s.held, d)
+		s.held = append(s.held, heldMessage{d, err})
+		ask := unknown != nil && !s.asking
+		s.asking = s.asking || ask
 		d.message.Data = nil
 		then.release, d.bytes = d.bytes, 0
 		if len(s.held) <= s.consumer.cfg.Prefetch && !s.gated() { // leave room for messages that can be handled
@@ -784,5 +791,48 @@ func (s *linkSession) hold(d *delivery, err error) {
 		}
 		s.mu.Unlock()
 		s.after(&then)
+		if ask {
+			s.deciding.start(s.askForHeld)
+		}
 	})
+}
+
+const heldForGood = "hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer stops"
+
+// heldMessage is a message that no handler can get, and why.
+type heldMessage struct {
+	*delivery
+	err error
+}
+
+// askForHeld asks whether the queue has a dead-letter exchange until the broker answers, and dead-letters what is held
+// if it has one.
+func (s *linkSession) askForHeld() {
+	keeps, err := s.keepsDead()
+	for pause := time.Second; err != nil; pause = min(2*pause, askLimit*4) {
+		select {
+		case <-time.After(pause):
+			keeps, err = s.keepsDead()
+		case <-s.closing:
+			return
+		case <-s.dead:
+			return
+		}
+	}
+	s.mu.Lock()
+	s.asking = false
+	all := s.held
+	if keeps {
+		s.held = nil
+	}
+	s.mu.Unlock()
+	if !keeps {
+		s.consumer.log.Error(heldForGood, "messages", len(all))
+		return
+	}
+	for _, h := range all {
+		s.consumer.log.Error("hopback: a message can't be decoded; it is dead-lettered", "message_id", message.ID(h.message), "error", h.err)
+		h.observe(s.handlerCtx)
+		s.carryOut(h.delivery, h.undecodable(h.err))
+	}
 }

@@ -220,10 +220,13 @@ func (s *linkSession) give() {
 func (s *linkSession) requeueHeld() {
 	s.holding.Wait()
 	s.mu.Lock()
-	held := s.held
+	all := make([]*delivery, len(s.held))
+	for i, h := range s.held {
+		all[i] = h.delivery
+	}
 	s.held = nil
 	s.mu.Unlock()
-	s.release(held)
+	s.release(all)
 }
 
 // drain ends the link session in the order that leaves delivery counts and the queue's order

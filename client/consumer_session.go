@@ -72,9 +72,10 @@ type linkSession struct {
 	// any more; asideBytes is how large their copies are.
 	aside      int
 	asideBytes int64
-	held       []*delivery // that nobody can read
-	returning  bool        // what no handler has begun goes back to the queue as it closes
-	gathering  bool        // credit is granted when gathered fires
+	held       []heldMessage // that nobody can read
+	asking     bool          // whether their queue has a dead-letter exchange
+	returning  bool          // what no handler has begun goes back to the queue as it closes
+	gathering  bool          // credit is granted when gathered fires
 	gate       gate
 }
 

@@ -102,7 +102,7 @@ func TestSimulate(t *testing.T) {
 	var sum Tally
 	faults, silent, violations := map[Kind]int{}, map[Kind]int{}, map[ViolationKind]int{}
 	var virtual, healthy time.Duration
-	due, claimed, recurred := 0, 0, 0
+	due, claimed, recurred, laned := 0, 0, 0, 0
 	t.Run("seeds", func(t *testing.T) {
 		for version := range strings.SplitSeq(*simVersions, ",") {
 			for i := range *simSeeds {
@@ -124,6 +124,7 @@ func TestSimulate(t *testing.T) {
 					due += rep.Due
 					claimed += rep.Claimed
 					recurred += rep.Recurred
+					laned += rep.Laned
 					for k, n := range rep.Faults {
 						faults[k] += n
 					}
@@ -158,7 +159,7 @@ func TestSimulate(t *testing.T) {
 	}
 	t.Logf("REPORT simulate: %d faults, %d messages, %d accepted, %d handled, %d dead, %d parked, %d duplicates, %d gone with their queue, %d lost, %.1f hours in %.0f s",
 		n, sum.Messages, sum.Accepted, sum.Handled, sum.Dead, sum.Parked, sum.Duplicates, sum.Taken, sum.Lost, virtual.Hours(), time.Since(began).Seconds())
-	t.Logf("REPORT simulate: a message that never fails waited at most %v where nothing was broken; %d retries were due then; %d parked messages were claimed; %d recurring messages came then; unreported faults: %v", healthy.Round(time.Millisecond), due, claimed, recurred, sorted(silent))
+	t.Logf("REPORT simulate: a message that never fails waited at most %v where nothing was broken; %d retries were due then; %d parked messages were claimed; %d recurring messages came then; %d messages of noisy tenants came by lanes; unreported faults: %v", healthy.Round(time.Millisecond), due, claimed, recurred, laned, sorted(silent))
 	assert.Empty(t, violations)
 	t.Logf("REPORT simulate: %d MiB of heap", heap()>>20)
 	if kinds == nil && only == nil {

@@ -154,6 +154,9 @@ func (h *sharing) Handle(ctx context.Context, d *client.Delivery) error {
 	if err == nil && of == l {
 		tenant = l.tenant(id)
 	}
+	if d.Queue() != l.queue {
+		l.laned.Add(1)
+	}
 	h.begin(tenant)
 	defer h.end(tenant)
 	if strings.HasPrefix(name, attending) {

@@ -64,6 +64,8 @@ type Simulated struct {
 	Due int
 	// Claimed is how many parked messages were claimed.
 	Claimed int
+	// Laned is how many messages of lane "fair" came by one of its queue's lanes.
+	Laned int
 	// Recurred is how many recurring messages came for times at which nothing was broken.
 	Recurred int
 	// Steps says in order what was done, and for how long.
@@ -138,6 +140,8 @@ type simulation struct {
 	heard atomic.Int64
 	// claimed counts messages that were claimed by their token.
 	claimed atomic.Int64
+	// laned counts messages of noisy tenants that came by a lane.
+	laned atomic.Int64
 	// giveUp ends the run early.
 	giveUp func()
 	// harms counts the connections that faults have hit.
@@ -429,7 +433,7 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 		}
 	}
 	rep.Healthy, rep.Due, rep.Claimed = s.healthy, s.due, int(s.claimed.Load())
-	rep.Recurred = s.recurrences
+	rep.Recurred, rep.Laned = s.recurrences, int(s.laned.Load())
 	rep.Violations = append(rep.Violations, s.trouble.list...)
 	for k, n := range s.trouble.count {
 		rep.Count[k] += n

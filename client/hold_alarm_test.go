@@ -1,0 +1,74 @@
+package client_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
+)
+
+// A consumer that starts in an alarm can't ask whether its queue has a dead-letter exchange. It holds what no handler
+// can get until the broker answers, and not for longer.
+func TestWhatIsHeldInAnAlarmIsDeadLetteredAfterIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		dead declare.DeadLetterTarget
+		want [2]int // in "dead" and in "orders" after the alarm
+	}{
+		"with a dead-letter exchange": {declare.ToQueue("dead"), [2]int{3, 0}},
+		"without one":                 {declare.Drop(), [2]int{0, 3}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				broker := hopbacktest.Start(t, hopbacktest.Config{})
+				connect := func(cfg client.Config) *client.Conn {
+					cfg.Dial = broker.Dial
+					conn, err := client.Connect(t.Context(), broker.URL(), cfg)
+					require.NoError(t, err)
+					t.Cleanup(func() { assert.NoError(t, conn.Close(context.Background())) })
+					return conn
+				}
+				conn := connect(client.Config{})
+				_, err := declare.Apply(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{
+					declare.QuorumQueue{Name: "dead", DeadLetter: declare.Drop()},
+					declare.QuorumQueue{Name: "orders", DeadLetter: c.dead},
+				}})
+				require.NoError(t, err)
+				p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
+				require.NoError(t, err)
+				for _, size := range []int{5000, 5000, 10, 5000} {
+					require.NoError(t, p.Publish(t.Context(), strings.Repeat("x", size)))
+				}
+				broker.SetMemoryAlarm(true)
+				handled := make(chan struct{}, 4)
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				worker := connect(client.Config{MaxMessageSize: 1000})
+				go func() {
+					ended <- worker.Consume(ctx, "orders", client.HandlerFunc(func(context.Context, *client.Delivery) error {
+						handled <- struct{}{}
+						return nil
+					}), client.ConsumerConfig{Prefetch: 2})
+				}()
+				<-handled
+				time.Sleep(10 * time.Minute)
+				assert.Zero(t, broker.Queue("dead").Counts().Messages)
+				broker.SetMemoryAlarm(false)
+				time.Sleep(2 * time.Minute)
+				assert.Equal(t, c.want, [2]int{broker.Queue("dead").Counts().Messages, broker.Queue("orders").Counts().Messages})
+				cancel()
+				require.NoError(t, <-ended)
+				assert.Equal(t, c.want[1], broker.Queue("orders").Counts().Ready)
+				assert.Empty(t, handled)
+			})
+		})
+	}
+}
