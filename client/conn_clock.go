@@ -78,6 +78,7 @@ func (c *Conn) brokerTimeSince(ctx context.Context, since time.Time) (time.Time,
 
 // readClockSince reads the broker's clock, or carries an answer forward that is no older than since.
 func (c *Conn) readClockSince(ctx context.Context, since time.Time) (brokerclock.Reading, error) {
+	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, clockPatience)
 	defer cancel()
 	w, err := c.pool.Wire(ctx)
@@ -105,8 +106,8 @@ func (c *Conn) readClockSince(ctx context.Context, since time.Time) (brokerclock
 	}
 	r, err := b.ask(ctx, w)
 	if err != nil {
-		if ctx.Err() != nil && c.isClosing() {
-			return brokerclock.Reading{}, err
+		if caller.Err() != nil || ctx.Err() != nil && c.isClosing() {
+			return brokerclock.Reading{}, err // others may have more patience
 		}
 		if c.pool.HasLost(w) {
 			return brokerclock.Reading{}, failure.NewError("read the broker's time", "", failure.ErrConnectionLost, err)

@@ -570,7 +570,7 @@ func (l *Ledger) checkDelays(id uint32, bad func(ViolationKind, string, ...any),
 		case b+earlyTolerance < due && l.broken && l.isADelay(b-a):
 			// A guard has found that its delay queue loses messages, so it waited in another.
 		case b+earlyTolerance < due:
-			bad(ViolationEarly, "attempt %d came %v after attempt %d, and was to wait for %v", k+2, time.Duration(int64(b)-int64(a))*time.Millisecond, k+1, l.script.delay(k))
+			bad(ViolationEarly, "attempt %d came %v after attempt %d at %v, and was to wait for %v", k+2, time.Duration(int64(b)-int64(a))*time.Millisecond, k+1, ms(a-1), l.script.delay(k))
 		case b > due:
 			late = append(late, b-due)
 		default:
