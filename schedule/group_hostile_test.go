@@ -2,7 +2,9 @@ package schedule_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -207,6 +209,61 @@ func TestForeignMessagesAndOperatorsHarmNoGroup(t *testing.T) {
 		}
 		for at := time.Now().Add(-time.Minute).Truncate(time.Minute); at.After(time.Now().Add(-25 * time.Minute)); at = at.Add(-time.Minute) {
 			assert.True(t, all[schedule.MessageID("m", at)], at)
+		}
+	})
+}
+
+// A worker that doesn't find the token creates it from memory. If that was in the hands of another one, there are two, and
+// the one with the higher serial may lack what Pause has changed in the other. Pause has returned, so that counts.
+func TestAPauseSurvivesAnotherToken(t *testing.T) {
+	t.Parallel()
+	forEachVersion(t, func(t *testing.T, version string) {
+		w, g := recurring(t, version)
+		got := newTally()
+		w.consume("work", got)
+		for _, name := range []string{"one", "two"} {
+			w.group(g, schedule.RunConfig{Worker: name, Recurring: []schedule.Recurring{every("m", time.Minute), every("quiet", time.Minute)}})
+		}
+		time.Sleep(10 * time.Second)
+		ctx := t.Context()
+		p, err := client.NewPublisher[*client.Message](ctx, w.conn, address.Queue(schedule.Names{}.TokenQueue("g")), client.PublisherConfig{})
+		require.NoError(t, err)
+		token := func() *client.Message {
+			all := w.broker.Queue(schedule.Names{}.TokenQueue("g")).Messages()
+			require.Len(t, all, 1)
+			return client.Copy(all[0].Message)
+		}
+		names := schedule.PauseConfig{Names: []string{"quiet"}}
+		for _, more := range []int64{100, 0, -1} { // than the serial that the token has after the edit
+			for _, paused := range []bool{true, false} {
+				time.Sleep(5 * time.Minute)
+				before := token()
+				if paused {
+					require.NoError(t, g.Pause(ctx, names))
+				} else {
+					require.NoError(t, g.Resume(ctx, "quiet"))
+				}
+				var state map[string]json.RawMessage
+				require.NoError(t, json.Unmarshal([]byte(before.Annotations[annotation.Recurring].(string)), &state))
+				serial, err := strconv.ParseInt(string(state["serial"]), 10, 64)
+				require.NoError(t, err)
+				state["serial"] = json.RawMessage(strconv.FormatInt(serial+1+more, 10))
+				text, err := json.Marshal(state)
+				require.NoError(t, err)
+				before.Annotations[annotation.Recurring] = string(text)
+				require.NoError(t, p.Publish(ctx, before))
+				time.Sleep(2 * time.Minute)
+				got.clear()
+				time.Sleep(10 * time.Minute)
+				synctest.Wait()
+				want := 10
+				if paused {
+					want = 0
+				}
+				assert.Equal(t, want, got.perName()["quiet"], "serial %+d, paused %v", more, paused)
+				assert.Equal(t, 10, got.perName()["m"])
+				token()
+			}
 		}
 	})
 }

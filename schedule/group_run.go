@@ -299,7 +299,10 @@ func (r *runner) visit(ctx context.Context) error {
 	}
 	r.aside.Store(false)
 	if r.started && r.known.Serial > s.Serial { // it was created by one who didn't know the former one, or a change was lost
-		s.Serial, s.Holds, s.Done = r.known.Serial, r.known.Holds, min(s.Done, r.known.Done)
+		if !s.edited(r.known) {
+			s.Holds, s.Edits = r.known.Holds, r.known.Edits
+		}
+		s.Serial, s.Done = r.known.Serial, min(s.Done, r.known.Done)
 		r.dirty = true
 	}
 	if !r.started || r.known.Sum != r.sum || r.known.Catalog != s.Catalog {

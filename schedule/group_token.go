@@ -27,7 +27,7 @@ import (
 // state takes it, and returns it within moments: the broker gives it to one at a time. It changes in place, by the
 // annotation that returning it writes, so a crash can't double it. Its body, the catalog, changes rarely, by a copy
 // that is confirmed before the original is accepted; then, or after somebody has forged one, there are two, and
-// a process that sees both keeps the one with the higher serial.
+// a process that sees both keeps the one with the higher serial, with the pauses of the one that was edited last.
 //
 // A maximum length of 1 wouldn't make it unique: RabbitMQ doesn't count a message that a consumer holds
 // (TestAQueueForOneMessageTakesAnother).
@@ -48,6 +48,25 @@ type state struct {
 }
 
 const maxEdits = 8
+
+// edited reports whether s was edited by Pause or others after other was.
+func (s state) edited(other state) bool {
+	n := len(s.Edits)
+	if n == 0 {
+		return false
+	}
+	last := func(e []string) string { return e[len(e)-1] }
+	return len(other.Edits) == 0 || last(s.Edits) != last(other.Edits) && slices.Contains(s.Edits, last(other.Edits))
+}
+
+// takeEdits takes the pauses of another state if that was edited later.
+func (s *state) takeEdits(other state) bool {
+	if !other.edited(*s) {
+		return false
+	}
+	s.Holds, s.Edits = other.Holds, other.Edits
+	return true
+}
 
 // hold is a pause: times from Since until Until are skipped. Until 0: without an end.
 type hold struct {
@@ -110,6 +129,7 @@ type grip struct {
 	log     *slog.Logger
 	queue   string
 	held    bool
+	merged  bool // state isn't what the token says
 	id      uint32
 	body    []byte
 	state   state
@@ -229,13 +249,17 @@ func (h *grip) see(a link.Arrival) error {
 			annotation.Reason: string(client.ReasonUndeliverable), annotation.Error: err.Error(),
 		}})
 	}
-	if !h.held || s.Serial > h.state.Serial {
-		if h.held {
-			err = h.drop(h.id)
-		}
+	switch {
+	case !h.held:
 		h.held, h.id, h.state, h.body = true, a.ID, s, a.Msg.GetData()
-		return err
+		return nil
+	case s.Serial > h.state.Serial:
+		older := h.id
+		h.merged = s.takeEdits(h.state)
+		h.id, h.state, h.body = a.ID, s, a.Msg.GetData()
+		return h.drop(older)
 	}
+	h.merged = h.state.takeEdits(s) || h.merged
 	return h.drop(a.ID)
 }
 
@@ -296,6 +320,10 @@ func (h *grip) replaced() error {
 func (h *grip) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
+	if h.held && h.merged {
+		h.state.Serial++
+		_ = h.change(h.state)
+	}
 	if h.held {
 		_ = h.link.Settle(h.id, link.Disposition{Kind: link.DispositionReleased})
 	}
