@@ -95,6 +95,9 @@ func TestSimulate(t *testing.T) {
 	var lanes []string
 	if *simLanes != "" {
 		lanes = strings.Split(*simLanes, ",")
+		for _, name := range lanes {
+			require.Contains(t, append([]string{"dead-letter", "native", "versions", "crowd"}, Actors...), name, "-simulate.lanes")
+		}
 	}
 	began := time.Now()
 	heap := watchHeap(t)
