@@ -776,7 +776,7 @@ func (s *linkSession) hold(d *delivery, err error) {
 		if unknown != nil {
 			s.consumer.log.Warn("hopback: a message can't be decoded, and the broker hasn't answered whether its queue has a dead-letter exchange; it is held until then", "message_id", message.ID(d.message), "error", errors.Join(err, unknown))
 		} else {
-			s.consumer.log.Error(heldForGood, "message_id", message.ID(d.message), "error", err)
+			s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer stops", "message_id", message.ID(d.message), "error", err)
 		}
 		var then wakes
 		s.mu.Lock()
@@ -792,12 +792,10 @@ func (s *linkSession) hold(d *delivery, err error) {
 		s.mu.Unlock()
 		s.after(&then)
 		if ask {
-			s.deciding.start(s.askForHeld)
+			s.deciding.start(func() { askForHeld(s) })
 		}
 	})
 }
-
-const heldForGood = "hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer stops"
 
 // heldMessage is a message that no handler can get, and why.
 type heldMessage struct {
@@ -807,7 +805,7 @@ type heldMessage struct {
 
 // askForHeld asks whether the queue has a dead-letter exchange until the broker answers, and dead-letters what is held
 // if it has one.
-func (s *linkSession) askForHeld() {
+func askForHeld(s *linkSession) {
 	keeps, err := s.keepsDead()
 	for pause := time.Second; err != nil; pause = min(2*pause, askLimit*4) {
 		select {
@@ -827,7 +825,7 @@ func (s *linkSession) askForHeld() {
 	}
 	s.mu.Unlock()
 	if !keeps {
-		s.consumer.log.Error(heldForGood, "messages", len(all))
+		s.consumer.log.Error("hopback: a message can't be decoded, and its queue isn't known to have a dead-letter exchange; it is held until the consumer stops", "messages", len(all))
 		return
 	}
 	for _, h := range all {

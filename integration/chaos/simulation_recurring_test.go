@@ -17,15 +17,15 @@ import (
 )
 
 // Recurring is a service whose workers publish recurring messages with schedule.Group, in several groups, and
-// handle them. An operator pauses, removes, resumes, and runs them meanwhile.
+// handle them. An operator pauses, removes, resumes, and runs them at the same time.
 const Recurring = "recurring"
 
 // Recurred is a recurring message that was published for a time that isn't one of its times, or in a pause.
 const Recurred ViolationKind = "recurred"
 
 const (
-	// told is how much earlier than it is a worker, or who pauses a message, may believe that it is.
-	told = 10 * time.Second
+	// blur is how much earlier than it is a worker, or who pauses a message, may believe that it is.
+	blur = 10 * time.Second
 	// beforeLoss is from how long before its token was destroyed a group may have forgotten what was done.
 	beforeLoss = 10 * time.Minute
 )
@@ -296,7 +296,7 @@ func (o *operator) runNow(ctx context.Context, name string) {
 func (o *operator) pause(ctx context.Context, name string, x int) {
 	once, cancel := o.once(ctx)
 	defer cancel()
-	p := &pause{name: name, called: time.Now().Add(-told)}
+	p := &pause{name: name, called: time.Now().Add(-blur)}
 	o.g.mu.Lock()
 	o.g.pauses = append(o.g.pauses, p)
 	o.g.mu.Unlock()
@@ -334,7 +334,7 @@ func (o *operator) resume(ctx context.Context, i int) bool {
 	defer cancel()
 	p := o.open[i]
 	o.g.mu.Lock()
-	if now := time.Now().Add(-told); p.until.IsZero() || now.Before(p.until) {
+	if now := time.Now().Add(-blur); p.until.IsZero() || now.Before(p.until) {
 		p.until = now
 	}
 	o.g.mu.Unlock()
