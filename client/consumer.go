@@ -51,11 +51,11 @@ type consumer struct {
 	estimate   *prefetchEstimate // pinned: Prefetch was given
 	starvation starvationWatch   // of the link session that runs
 	mu         sync.Mutex
-	limit      int       // the lowest that the user has set
-	current    running   // the link session that runs; nil: none
-	up         bool      // there is a link, or one that takes over from it
-	since      time.Time // since when up is so
-	why        error     // why it is false
+	limit      int         // the lowest that the user has set
+	current    *deliveries // of the link session that runs; nil: none
+	up         bool        // there is a link, or one that takes over from it
+	since      time.Time   // since when up is so
+	why        error       // why it is false
 
 	draining <-chan struct{} // closed when the drain begins
 	closed   context.Context // ends when shut is called
@@ -74,12 +74,6 @@ type asked struct {
 	order    func(*Delivery) (string, bool) // nil: none
 	forwards []address.Address              // to check before the first delivery
 	gate     *gated                         // nil: the consumer isn't gated
-}
-
-// running is the consumer's link session, as long as it runs.
-type running interface {
-	resize()
-	count(*instrument.ConsumerStats)
 }
 
 // consumerDeps is what a consumer takes from outside, so that it runs on faulty
@@ -160,10 +154,10 @@ func (k *consumer) allowed() int {
 	return k.limit
 }
 
-// setCurrent notes the link session that runs; nil: none does.
-func (k *consumer) setCurrent(s running) {
+// setCurrent notes the deliveries of the link session that runs; nil: none does.
+func (k *consumer) setCurrent(ds *deliveries) {
 	k.mu.Lock()
-	k.current = s
+	k.current = ds
 	k.mu.Unlock()
 }
 

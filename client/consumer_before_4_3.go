@@ -5,13 +5,13 @@ import "fmt"
 // resumed keeps a delivery while the consumer is paused, where its return would count. It
 // returns false if the delivery is to go back all the same, because the consumer drains, and
 // lost if the link has ended.
-func (s *linkSession) resumed(resume <-chan struct{}) (begin, lost bool) {
+func (rs *results) resumed(resume <-chan struct{}) (begin, lost bool) {
 	select {
 	case <-resume:
 		return true, false
-	case <-s.dead:
+	case <-rs.deliveries.dead:
 		return false, true
-	case <-s.closing:
+	case <-rs.deliveries.closing:
 		return false, false
 	}
 }

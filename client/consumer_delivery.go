@@ -12,12 +12,12 @@ import (
 // delivery is a message that a consumer was given, from its link to its settlement. Handlers see its Delivery.
 type delivery struct {
 	Delivery
-	id       uint32 // on its link
-	link     deliveryLink
+	id       uint32   // on its link
+	results  *results // of its link session
 	consumer *consumer
 	key      *string // of its lane; nil if it has none
 
-	// Guarded by linkSession.mu: standing is what it is to the isolation. uncounted says that it
+	// Guarded by deliveries.mu: standing is what it is to the isolation. uncounted says that it
 	// doesn't count toward the window any more, and settled that its settlement is written. aside
 	// is the size of its copy, if it is uncounted since its forward waits. lane is its key, while
 	// those behind it in its lane wait.
@@ -48,15 +48,6 @@ type delivery struct {
 	// handler's last call; nil: it wasn't called before.
 	result, unordered error
 	again             *inside.Again
-}
-
-// deliveryLink is what a delivery came in on.
-type deliveryLink interface {
-	over() bool
-	// parks reports whether the queue can park messages.
-	parks() bool
-	// exited carries out what has become of d, whose handler has ended its goroutine.
-	exited(d *delivery)
 }
 
 // failures is how many earlier deliveries of the message have failed, by the broker's count.

@@ -45,7 +45,7 @@ func (d *delivery) handle() {
 			if d.lastWord != nil {
 				d.result = d.lastWord
 			}
-			d.link.exited(d)
+			d.results.exited(d)
 		}
 	})
 	d.result = d.consumer.handler.Handle(&d.outer, &d.Delivery)
@@ -85,7 +85,7 @@ func (d *delivery) resolve(o Outcome) Resolution {
 	if !ok || d.consumer.conn == nil {
 		return resolve(o)
 	}
-	return p.resolve(context.WithoutCancel(&d.outer), d.link.parks(), d.consumer.conn.Broker(), d.consumer.conn.brokerTime)
+	return p.resolve(context.WithoutCancel(&d.outer), d.results.deliveries.link.Claims(), d.consumer.conn.Broker(), d.consumer.conn.brokerTime)
 }
 
 // undecodable dead-letters the message.

@@ -90,7 +90,7 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 			k.log.Log(ctx, level, "hopback: consuming failed; trying again", "error", err)
 			continue
 		}
-		if s.gated() && !attached {
+		if k.gated() && !attached {
 			k.gate.Attached()
 		}
 		attached = true
@@ -116,7 +116,7 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 		}
 		k.active.ended()
 		k.starvation.reset()
-		notify(Event{Kind: EventLost, Err: failure.NewError("consume", k.queue, failure.ErrConnectionLost, s.why), Unsettled: s.unsettled})
+		notify(Event{Kind: EventLost, Err: failure.NewError("consume", k.queue, failure.ErrConnectionLost, s.deliveries.why), Unsettled: s.unsettled})
 	}
 	if errors.Is(context.Cause(ctx), failure.ErrClosed) {
 		return &failure.Error{Op: "consume", Target: k.queue, Kind: failure.ErrClosed}
@@ -149,22 +149,15 @@ func (k *consumer) open(ctx context.Context) (*linkSession, error) {
 		}
 		return nil, failure.NewError("consume", k.queue, kind, err)
 	}
-	s := &linkSession{
-		consumer: k, sess: sess, old: sess.Quirks(),
-		settler: settler{next: make(chan settlement, 1), exited: make(chan struct{})},
-		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
-		exhausted: make(chan struct{}, 1),
-		window:    window{workers: k.cfg.Concurrency, pace: k.estimate}, isolation: isolation{off: k.cfg.NoIsolation},
-	}
-	s.workers = newWorkers(s, k.cfg.Concurrency, k.slots, &k.workers)
+	s := newLinkSession(k, sess)
+	ds := s.deliveries
 	o := link.ReceiverOptions{Properties: k.cfg.linkProperties(), MaxBytes: int64(k.cfg.PrefetchBytes)}
-	if !s.old.LacksConsumerTimeout {
-		s.leases = leases{}
-		o.Revoked = s.leaseEnded
+	if ds.leases != nil {
+		o.Revoked = s.results.leaseEnded
 	}
 	switch {
-	case s.gated():
-		o.State = s.gate.begin(s)
+	case k.gated():
+		o.State = ds.gate.begin(ds)
 	case k.active != nil:
 		o.State = k.active.state(sess)
 	}
@@ -178,7 +171,7 @@ func (k *consumer) open(ctx context.Context) (*linkSession, error) {
 	}
 	k.attached, k.missing = true, false
 	k.estimate.attached(time.Since(began))
-	s.link = receiver
+	ds.link = receiver
 	return s, nil
 }
 
