@@ -84,10 +84,9 @@ func (c *Conn) consume(ctx context.Context, queue, source string, h Handler, cfg
 	defer reserved.Release()
 	deps := consumerDeps{
 		Sessions: reserved, Backoff: c.cfg.Reconnect, Log: log, Notify: c.events.of(reserved),
-		DeadLetters: c.mgmt.deadLetters, SingleActive: c.mgmt.singleActive, ConsumerTimeout: c.mgmt.consumerTimeout,
-		Peek: c.mgmt.peek, Starving: c.starving, Now: c.brokerNow,
+		Queues: c.mgmt, Starving: c.starving, Now: c.brokerNow,
 	}
-	gated.prepare(&asked, &deps)
+	gated.prepare(&asked)
 	k := newConsumer(queue, source, h, cfg, asked, c.hooks, deps)
 	k.conn = c
 	if err := c.join(k); err != nil {

@@ -49,14 +49,12 @@ func (in internal) ConsumeGated(ctx context.Context, queue string, g inside.Gate
 }
 
 // prepare sets what a gated consumer has.
-func (g *gated) prepare(a *asked, deps *consumerDeps) {
+func (g *gated) prepare(a *asked) {
 	if g == nil {
 		return
 	}
 	a.order = func(d *Delivery) (string, bool) { return g.Key(d), true }
 	a.gate = g
-	// A drain returns nothing before its handlers are done, and a silent queue is left alone.
-	deps.SingleActive, deps.Peek = nil, nil
 }
 
 // holdLeft is how long what the consumer holds is still safe from the consumer timeout. What the

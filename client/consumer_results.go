@@ -385,12 +385,9 @@ func (rs *results) hasDeadLetterExchange() (bool, error) {
 	if rs.hasDLX.Load() {
 		return true, nil
 	}
-	if rs.consumer.deps.DeadLetters == nil {
-		return false, nil
-	}
 	ctx, cancel := rs.prompt()
 	defer cancel()
-	keeps, err := rs.consumer.deps.DeadLetters(ctx, rs.consumer.queue)
+	keeps, err := rs.consumer.deps.Queues.deadLetters(ctx, rs.consumer.queue)
 	if keeps {
 		rs.hasDLX.Store(true)
 	}
@@ -492,10 +489,7 @@ func (rs *results) hold(d *delivery, a link.Arrival) {
 	rs.holding.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 		defer cancel()
-		keeps, unknown := false, error(nil)
-		if rs.consumer.deps.DeadLetters != nil {
-			keeps, unknown = rs.consumer.deps.DeadLetters(ctx, rs.consumer.queue)
-		}
+		keeps, unknown := rs.consumer.deps.Queues.deadLetters(ctx, rs.consumer.queue)
 		if keeps {
 			rs.consumer.log.Error("hopback: a message can't be decoded; it is dead-lettered", "message_id", message.ID(d.message), "error", err)
 			d.observe(rs.handlerCtx)

@@ -359,17 +359,17 @@ func (s *linkSession) drain(receive *receiving, hard context.CancelCauseFunc) {
 }
 
 // returnIfShared has everything go back that no handler has begun if the queue certainly
-// has no single active consumer, once the broker has said so. It is called if handlers run.
-// end ends that.
+// has no single active consumer, once the broker has said so. It is called if handlers run. A gated consumer
+// returns nothing before its handlers are done. end ends that.
 func (s *linkSession) returnIfShared() (end func()) {
 	ds := s.deliveries
-	if s.consumer.deps.SingleActive == nil || ds.begun() == 0 || ds.begun() == ds.open() {
+	if s.consumer.gated() || ds.begun() == 0 || ds.begun() == ds.open() {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var asked sync.WaitGroup
 	asked.Go(func() {
-		if single, err := s.consumer.deps.SingleActive(ctx, s.consumer.queue); err == nil && !single {
+		if single, err := s.consumer.deps.Queues.singleActive(ctx, s.consumer.queue); err == nil && !single {
 			ds.returnUnbegun()
 		}
 	})

@@ -53,10 +53,11 @@ type finding struct {
 	err error
 }
 
+// watchStarving watches the link of a consumer that isn't gated: that one may be in line for long.
 func (s *linkSession) watchStarving(ctx context.Context) *starvation {
 	w := &starvation{s: s}
 	w.ctx, w.cancel = context.WithCancel(ctx)
-	if s.consumer.deps.Peek != nil && !s.consumer.starvation.refused {
+	if !s.consumer.gated() && !s.consumer.starvation.refused {
 		w.found = make(chan finding, 1)
 		w.timer = time.NewTimer(jittered(s.consumer.starvation.after))
 	}
@@ -125,7 +126,7 @@ func (w *starvation) check() {
 	go func() {
 		ctx, cancel := context.WithTimeout(w.ctx, starvingPeek)
 		defer cancel()
-		l, err := w.s.consumer.deps.Peek(ctx, w.s.consumer.queue)
+		l, err := w.s.consumer.deps.Queues.peek(ctx, w.s.consumer.queue)
 		w.found <- finding{l, err}
 	}()
 }

@@ -131,13 +131,13 @@ func (t *timeouts) peek() {
 // askTimeout learns the queue's own consumer timeout.
 func (rs *results) askTimeout() {
 	k := rs.consumer
-	if rs.deliveries.old.LacksConsumerTimeout || k.cfg.ConsumerTimeout > 0 || k.deps.ConsumerTimeout == nil || k.timeoutAsked.Load() {
+	if rs.deliveries.old.LacksConsumerTimeout || k.cfg.ConsumerTimeout > 0 || k.timeoutAsked.Load() {
 		return
 	}
 	rs.deciding.start(func() {
 		ctx, cancel := rs.prompt()
 		defer cancel()
-		if limit, err := k.deps.ConsumerTimeout(ctx, k.queue); err == nil {
+		if limit, err := k.deps.Queues.consumerTimeout(ctx, k.queue); err == nil {
 			k.timeouts.know(limit)
 			k.timeoutAsked.Store(true)
 		}
