@@ -23,7 +23,7 @@ import (
 )
 
 // results has handlers run, and carries out what they return: it settles a delivery at once, after its copy
-// is confirmed, or when more is known. What a handler's error means is decided in consumer_handle.go.
+// is confirmed, or when more is known. What a handler's error means is decided in consumer_delivery.go.
 //
 // Its methods run on many goroutines: the workers', the forwarder's, and its own in deciding and
 // holding. They share only the atomic fields. What they change of a delivery, they change through

@@ -63,7 +63,7 @@ var plants = []struct {
 		"	if !ok || was.ordinary {\n",
 		"	if _, forged := d.Message().Annotations[markerKey]; forged && !ok {\n		return false, nil\n	}\n	if !ok || was.ordinary {\n",
 		[]ViolationKind{ViolationLost}, nil},
-	{"a message without a key is handled", "client/consumer_handle.go",
+	{"a message without a key is handled", "client/consumer_delivery.go",
 		"		d.unordered = DeadLetter{",
 		"		_ = DeadLetter{",
 		[]ViolationKind{ViolationOrder}, []string{"-simulate.kinds", "worker-drained", "-simulate.faults", "10", "-simulate.seed", "2"}},
