@@ -52,7 +52,7 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 func newConn(cfg Config, eps []link.Endpoint) *Conn {
 	c := &Conn{cfg: cfg, log: cfg.Logger, hooks: newInstrumentHooks(cfg.Instrument, cfg.Logger), closed: make(chan struct{}), users: map[closer]struct{}{}}
 	c.door = inside.NewDoor[inside.Conn[*Delivery]](internal{c})
-	c.events = &observer{call: cfg.OnEvent, log: cfg.Logger}
+	c.events = &observer{call: cfg.OnEvent, log: cfg.Logger, hooks: c.hooks}
 	c.pool = c.newPool(eps)
 	c.clock.ask = c.askTime
 	c.mgmt = newManagement(c.pool.OpenSession, c.pool.Ctx, c.pool.Closing)
@@ -134,19 +134,22 @@ const (
 
 // newPool makes the Conn's pool. Its first connection isn't open yet.
 func (c *Conn) newPool(eps []link.Endpoint) *link.Pool {
-	cfg := link.PoolConfig{
+	return link.NewPool(link.PoolConfig{
 		Dial: c.cfg.dialing(c.hooks.SettledRange()), MaxConnections: c.cfg.MaxConnections, Backoff: c.cfg.Reconnect,
-		Observer: c.events, OnConnected: c.hooks.Connected, SendToken: c.sendToken,
-	}
-	if c.cfg.PreferLeaderOf != "" {
-		cfg.Leader = c.leader
-	}
-	return link.NewPool(cfg, eps)
+		Observer: c.events, Requests: poolRequests{c},
+	}, eps)
 }
 
-// leader returns the node that leads the queue Config.PreferLeaderOf, or "" if the broker
+// poolRequests are made on the connection that they are about: the Conn's management may be on another.
+type poolRequests struct{ c *Conn }
+
+// Leader returns the node that leads the queue Config.PreferLeaderOf, or "" if the broker
 // doesn't answer: connecting to any node is better than not connecting.
-func (c *Conn) leader(ctx context.Context, w *link.Wire) string {
+func (r poolRequests) Leader(ctx context.Context, w *link.Wire) string {
+	c := r.c
+	if c.cfg.PreferLeaderOf == "" {
+		return ""
+	}
 	management := managementOf(w, c.pool.RenewAfter)
 	defer management.close(ctx)
 	// The management's path of a queue is that of its address.
@@ -164,10 +167,9 @@ func (c *Conn) leader(ctx context.Context, w *link.Wire) string {
 	return leader
 }
 
-// sendToken sends the broker a new token for the connection w.
-func (c *Conn) sendToken(ctx context.Context, w *link.Wire, token string) error {
-	// The Conn's own may be on another connection.
-	management := managementOf(w, c.pool.RenewAfter)
+// SendToken sends the broker a new token for the connection w.
+func (r poolRequests) SendToken(ctx context.Context, w *link.Wire, token string) error {
+	management := managementOf(w, r.c.pool.RenewAfter)
 	defer management.close(ctx)
 	status, reply, err := management.Request(ctx, "PUT", "/auth/tokens", []byte(token))
 	if err != nil {

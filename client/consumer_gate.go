@@ -53,7 +53,7 @@ func (g *gated) prepare(a *asked) {
 	if g == nil {
 		return
 	}
-	a.order = func(d *Delivery) (string, bool) { return g.Key(d), true }
+	a.order = func(d *Delivery) (string, bool) { return g.Handler.Key(d), true }
 	a.gate = g
 }
 
@@ -232,7 +232,7 @@ func (s *linkSession) overBeforeClose() {
 
 func (s *linkSession) turnOver() {
 	if g := &s.deliveries.gate; g.begun {
-		g.overs.Do(func() { s.consumer.gate.Over(g.turn) })
+		g.overs.Do(func() { s.consumer.gate.Handler.Over(g.turn) })
 	}
 }
 

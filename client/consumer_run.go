@@ -92,7 +92,7 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 			continue
 		}
 		if k.gated() && !attached {
-			k.gate.Attached()
+			k.gate.Handler.Attached()
 		}
 		attached = true
 		try.Up()

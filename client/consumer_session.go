@@ -166,7 +166,7 @@ func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 		case <-active:
 			active = nil
 			ds.gate.begun = true
-			s.consumer.gate.Turn(ds.gate.turn)
+			s.consumer.gate.Handler.Turn(ds.gate.turn)
 			continue
 		case <-ds.gate.step:
 			return sessionStepped

@@ -111,8 +111,9 @@ const maxEvents = 1024
 // while events wait. A callback that blocks costs events. It never delays the recovery that
 // they report.
 type observer struct {
-	call func(Event) // nil: nobody listens
-	log  *slog.Logger
+	call  func(Event) // nil: nobody listens
+	log   *slog.Logger
+	hooks *instrumentHooks
 
 	mu      sync.Mutex
 	waiting []Event
@@ -199,6 +200,7 @@ func (o *observer) connection(at link.Place, e Event) {
 // The methods of link.Observer.
 
 func (o *observer) Up(at link.Place, attempt int, down time.Duration) {
+	o.hooks.Connected(at.Address)
 	o.connection(at, Event{Kind: EventUp, Attempt: attempt, Down: down})
 }
 

@@ -51,7 +51,7 @@ func TestTypesHaveFewMethods(t *testing.T) {
 
 // maxFunctionFields is how many exported fields of structs in internal packages are functions. It only ever falls:
 // who reads the package doesn't see what such a field does, and an interface's methods have names and comments.
-const maxFunctionFields = 32 // one is internal/rules.Entry.Check: the table of rules is of functions, and serves two packages
+const maxFunctionFields = 24 // one is internal/rules.Entry.Check: the table of rules is of functions, and serves two packages
 
 func TestPackagesHandEachOtherFewFunctions(t *testing.T) {
 	var found []string
