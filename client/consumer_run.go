@@ -23,9 +23,9 @@ func (k *consumer) run(ctx context.Context) error {
 	k.timeouts.know(k.cfg.ConsumerTimeout)
 	defer k.timeouts.end()
 	defer k.follow.follow(k)()
-	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
-	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer hard(context.Canceled)
+	// Handlers outlive the end of ctx, with its values; cancelHandlers ends their ctx.
+	handlerCtx, cancelHandlers := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancelHandlers(context.Canceled)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(k.closed, func() { stop(failure.ErrClosed) })()
@@ -34,10 +34,10 @@ func (k *consumer) run(ctx context.Context) error {
 	context.AfterFunc(ctx, func() { ended <- time.Now() })
 	err := k.checkForwards(ctx)
 	if err == nil {
-		err = k.linkSessions(ctx, handlerCtx, hard)
+		err = k.linkSessions(ctx, handlerCtx, cancelHandlers)
 	}
 	stop(nil)
-	k.awaitHandlers(<-ended, hard)
+	k.awaitHandlers(<-ended, cancelHandlers)
 	return err
 }
 
@@ -57,7 +57,7 @@ func (k *consumer) checkForwards(ctx context.Context) error {
 }
 
 // linkSessions runs one link session after the other until ctx ends.
-func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
+func (k *consumer) linkSessions(ctx, handlerCtx context.Context, cancelHandlers context.CancelCauseFunc) error {
 	try := &backoff.Try{}
 	notify := func(e Event) {
 		e.Attempt = try.Attempt()
@@ -100,7 +100,7 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 		if !renewed {
 			notify(Event{Kind: EventUp, Down: time.Since(lost)})
 		}
-		end := s.run(ctx, handlerCtx, hard)
+		end := s.run(ctx, handlerCtx, cancelHandlers)
 		s.endTurn(ctx)
 		if end == sessionDrained {
 			break
@@ -127,8 +127,8 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 
 // awaitHandlers waits, within the grace time that began at ended, for handlers
 // that still run: those whose link was lost hold no delivery that a drain waits for.
-func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
-	grace.Await(k.slots, k.expedite, ended, k.cfg.Grace, hard)
+func (k *consumer) awaitHandlers(ended time.Time, cancelHandlers context.CancelCauseFunc) {
+	grace.Await(k.slots, k.expedite, ended, k.cfg.Grace, cancelHandlers)
 }
 
 func (k *consumer) open(ctx context.Context) (*linkSession, error) {

@@ -21,12 +21,16 @@ import (
 //	receive ──admit──▶ workers ──finish──▶ settler
 //	                      └──▶ forwarder ─────┘
 //
-// Only the goroutine that runs the consumer uses linkSession, apart from receive's and the atomic silent.
+// Only the goroutine that runs the consumer changes its fields, apart from the atomic silent; receive only signals
+// exhausted.
 type linkSession struct {
 	consumer   *consumer
 	sess       link.Session
 	deliveries *deliveries
 	results    *results
+	// receiving has the goroutine of receive, which ends with cancelReceive.
+	receiving     sync.WaitGroup
+	cancelReceive context.CancelFunc
 	// exhausted is signaled when the session has carried as many deliveries as it should.
 	exhausted chan struct{}
 	silent    atomic.Bool // the broker answers nothing
@@ -52,27 +56,21 @@ const (
 	sessionStepped                   // a gated consumer goes to the end of the line
 )
 
-// receiving is the goroutine that receives, which renew stops and may start again.
-type receiving struct {
-	of     *linkSession
-	cancel context.CancelFunc
-	ended  sync.WaitGroup
-}
-
-func (r *receiving) start() {
+// startReceiving starts the goroutine of receive, which renew stops and may start again.
+func (s *linkSession) startReceiving() {
 	ctx, cancel := context.WithCancel(context.Background())
-	r.cancel = cancel
-	r.ended.Go(func() { r.of.receive(ctx) })
+	s.cancelReceive = cancel
+	s.receiving.Go(func() { s.receive(ctx) })
 }
 
-// stop returns when all that has arrived was taken.
-func (r *receiving) stop() {
-	r.cancel()
-	r.ended.Wait()
+// stopReceiving returns when all that has arrived was admitted.
+func (s *linkSession) stopReceiving() {
+	s.cancelReceive()
+	s.receiving.Wait()
 }
 
 // run handles deliveries until ctx ends, the link is lost or the session worn out.
-func (s *linkSession) run(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) sessionEnd {
+func (s *linkSession) run(ctx, handlerCtx context.Context, cancelHandlers context.CancelCauseFunc) sessionEnd {
 	ds := s.deliveries
 	s.results.handlerCtx = handlerCtx
 	interrupt := context.CancelCauseFunc(func(error) {})
@@ -80,20 +78,19 @@ func (s *linkSession) run(ctx, handlerCtx context.Context, hard context.CancelCa
 		s.results.handlerCtx, interrupt = context.WithCancelCause(handlerCtx)
 	}
 	defer interrupt(nil)
-	receive := &receiving{of: s}
 	ds.isolation.begin()
 	s.consumer.setCurrent(ds)
 	defer s.consumer.setCurrent(nil)
 	ds.resize()
-	receive.start()
+	s.startReceiving()
 	s.results.askTimeout()
 
-	end := s.live(ctx, receive)
+	end := s.live(ctx)
 	switch end {
 	case sessionDrained:
-		s.drain(receive, hard)
+		s.drain(cancelHandlers)
 	case sessionStepped:
-		s.drain(receive, interrupt)
+		s.drain(interrupt)
 	case sessionLost:
 		interrupt(failure.ErrConnectionLost) // another consumer continues
 		s.unsettled = ds.open()
@@ -103,7 +100,7 @@ func (s *linkSession) run(ctx, handlerCtx context.Context, hard context.CancelCa
 		}
 		s.consumer.log.Log(handlerCtx, level, "hopback: the consumer's link was lost; opening it again", "error", failure.NewError("consume", s.consumer.queue, failure.ErrConnectionLost, ds.why), "unsettled", s.unsettled)
 	}
-	receive.stop()
+	s.stopReceiving()
 	s.results.deciding.finish()
 	switch end {
 	case sessionDrained:
@@ -147,7 +144,7 @@ func (s *linkSession) closeLink() {
 }
 
 // live waits for the end of the link session.
-func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
+func (s *linkSession) live(ctx context.Context) sessionEnd {
 	ds := s.deliveries
 	exhausted, active := s.exhausted, ds.gate.active
 	var again <-chan time.Time
@@ -186,7 +183,7 @@ func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 				continue
 			}
 			starving.replaces(why)
-			if s.renew(ctx, receive) {
+			if s.renew(ctx) {
 				return sessionRenewed
 			}
 			starving.rearm(0)
@@ -198,7 +195,7 @@ func (s *linkSession) live(ctx context.Context, receive *receiving) sessionEnd {
 			exhausted = nil
 		case <-again:
 		}
-		if s.renew(ctx, receive) {
+		if s.renew(ctx) {
 			return sessionRenewed
 		}
 		again = time.After(renewPause)
@@ -216,14 +213,14 @@ const renewPause = time.Minute
 // no credit for more, and within Grace nothing is unsettled. If it is by then, the
 // link session lives on, and renew says false; unless it can't any more: then what is left
 // goes back to the queue with the link.
-func (s *linkSession) renew(ctx context.Context, receive *receiving) bool {
+func (s *linkSession) renew(ctx context.Context) bool {
 	ds := s.deliveries
 	ds.credit.stop(s.consumer.expedite, ctx)
-	receive.stop()
+	s.stopReceiving()
 	s.results.requeueUnreadable()
 	grace := time.NewTimer(s.consumer.cfg.Grace)
 	defer grace.Stop()
-	s.awaitIdle(grace.C, ctx.Done())
+	s.await(ds.open, grace.C, ctx.Done())
 	switch {
 	case ds.over() || ctx.Err() != nil:
 	case ds.open() == 0:
@@ -236,7 +233,7 @@ func (s *linkSession) renew(ctx context.Context, receive *receiving) bool {
 	if ctx.Err() != nil && ds.credit.undrained() {
 		return false // the drain that follows asks again
 	}
-	receive.start()
+	s.startReceiving()
 	ds.credit.resume()
 	return false
 }
@@ -304,7 +301,7 @@ func (s *linkSession) arrived(a link.Arrival) {
 // as delivered, so there handlers get it while Grace lasts.
 //
 // If a handler ignores the end of its ctx, the link's end brings everything back, in order.
-func (s *linkSession) drain(receive *receiving, hard context.CancelCauseFunc) {
+func (s *linkSession) drain(cancelHandlers context.CancelCauseFunc) {
 	ds := s.deliveries
 	enough, heard := s.awaitSilence()
 	defer heard()
@@ -316,18 +313,18 @@ func (s *linkSession) drain(receive *receiving, hard context.CancelCauseFunc) {
 		end()
 	}
 	ds.credit.stop(enough, patience)
-	receive.stop()
+	s.stopReceiving()
 
 	s.results.requeueUnreadable()
 	grace := time.NewTimer(time.Until(graceEnd))
 	defer grace.Stop()
 	if ds.old.CountsReturns {
-		s.awaitIdle(grace.C, enough)
+		s.await(ds.open, grace.C, enough)
 		ds.close()
 	} else {
 		ds.close()
 		shared := s.returnIfShared()
-		s.awaitBegun(grace.C, enough)
+		s.await(ds.begun, grace.C, enough)
 		shared()
 	}
 	switch {
@@ -338,20 +335,20 @@ func (s *linkSession) drain(receive *receiving, hard context.CancelCauseFunc) {
 		}
 		// What waits for the broker, such as a copy, isn't waited for. Handlers are.
 		if !s.awaitWorkers(time.Until(graceEnd)) {
-			hard(errGraceOver)
+			cancelHandlers(errGraceOver)
 			s.awaitWorkers(lastGrace)
 		}
 	default:
-		hard(errGraceOver)
+		cancelHandlers(errGraceOver)
 		last := time.NewTimer(lastGrace)
 		defer last.Stop()
-		s.awaitBegun(last.C, enough)
+		s.await(ds.begun, last.C, enough)
 	}
 	if ds.begun() == 0 {
 		ds.returnUnbegun()
 		written := time.NewTimer(lastGrace)
 		defer written.Stop()
-		s.awaitIdle(written.C, enough)
+		s.await(ds.open, written.C, enough)
 	}
 	if n := ds.open(); n > 0 && !ds.over() {
 		s.consumer.log.Warn("hopback: the drain ended with unsettled deliveries; the broker delivers them again", "count", n)
@@ -437,16 +434,7 @@ func (s *linkSession) awaitWorkers(d time.Duration) bool {
 	return true
 }
 
-// awaitIdle waits until nothing is unsettled, the timer fires, or the link ends.
-func (s *linkSession) awaitIdle(timer <-chan time.Time, expedite <-chan struct{}) {
-	s.await(s.deliveries.open, timer, expedite)
-}
-
-// awaitBegun does so until nothing is unsettled but what waits for a handler.
-func (s *linkSession) awaitBegun(timer <-chan time.Time, expedite <-chan struct{}) {
-	s.await(s.deliveries.begun, timer, expedite)
-}
-
+// await waits until left, which is deliveries.open or begun, returns 0, the timer fires, or the link ends.
 func (s *linkSession) await(left func() int, timer <-chan time.Time, expedite <-chan struct{}) {
 	for left() > 0 {
 		select {
