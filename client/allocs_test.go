@@ -214,7 +214,7 @@ func consumeIdly(t testing.TB, h Handler) (one, end func()) {
 	require.NoError(t, err)
 	k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		Sessions: linktest.SessionsOf(func(context.Context) (link.Session, error) { return idleSession{l}, nil }),
-		Backoff:  backoff.Exponential{Min: time.Second, Max: time.Second}, Log: quiet,
+		Queues:   fakeQueue{}, Backoff: backoff.Exponential{Min: time.Second, Max: time.Second}, Log: quiet,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := async(func() error { return k.run(ctx) })

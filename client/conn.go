@@ -25,11 +25,15 @@ package client
 import (
 	"context"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/oldbroker"
 )
 
 // Conn is a connection to a broker. It reconnects by itself when it is lost, as often as it
@@ -157,4 +161,50 @@ func (c *Conn) leave(u closer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.users, u)
+}
+
+// Broker describes a broker, as it introduced itself when the connection opened. See
+// [Conn.Broker].
+type Broker struct {
+	Product string // "RabbitMQ"
+	Version string // "4.3.6"
+	Node    string // "rabbit@host"
+	Cluster string // the cluster's name
+}
+
+// AtLeast reports whether the broker's version is major.minor or later. It returns false if the
+// version can't be parsed.
+func (b Broker) AtLeast(major, minor int) bool {
+	return oldbroker.Version(b.Version).AtLeast(major, minor)
+}
+
+// brokerOf is the broker at the other end of a connection.
+func brokerOf(w *link.Wire) Broker {
+	return Broker{Product: w.Says("product"), Version: w.Version, Node: w.Node, Cluster: w.Says("cluster_name")}
+}
+
+// counted is a consumer or a publisher that reports counts.
+type counted interface{ Count(*instrument.Stats) }
+
+// Stats returns counts of the connections, consumers, and publishers, for metrics. It sends
+// nothing to the broker, so you can call it often. After Close, there are no consumers and no
+// publishers.
+func (c *Conn) Stats() instrument.Stats {
+	var s instrument.Stats
+	c.pool.Count(&s)
+	c.mu.Lock()
+	users := make([]counted, 0, len(c.users))
+	for u := range c.users {
+		if u, ok := u.(counted); ok {
+			users = append(users, u)
+		}
+	}
+	c.mu.Unlock()
+	for _, u := range users {
+		u.Count(&s)
+	}
+	slices.SortFunc(s.Consumers, func(a, b instrument.ConsumerStats) int { return strings.Compare(a.Queue, b.Queue) })
+	slices.SortFunc(s.Publishers, func(a, b instrument.PublisherStats) int { return strings.Compare(a.To.String(), b.To.String()) })
+	slices.SortFunc(s.Requesters, func(a, b instrument.RequesterStats) int { return strings.Compare(a.To.String(), b.To.String()) })
+	return s
 }

@@ -5,10 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/internal/clienttest"
-
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
@@ -51,7 +52,7 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 func newConn(cfg Config, eps []link.Endpoint) *Conn {
 	c := &Conn{cfg: cfg, log: cfg.Logger, hooks: newInstrumentHooks(cfg.Instrument, cfg.Logger), closed: make(chan struct{}), users: map[closer]struct{}{}}
 	c.door = inside.NewDoor[inside.Conn[*Delivery]](internal{c})
-	c.events = &observer{call: cfg.OnEvent, log: cfg.Logger}
+	c.events = &observer{call: cfg.OnEvent, log: cfg.Logger, hooks: c.hooks}
 	c.pool = c.newPool(eps)
 	c.clock.ask = c.askTime
 	c.mgmt = newManagement(c.pool.OpenSession, c.pool.Ctx, c.pool.Closing)
@@ -120,6 +121,62 @@ func (c *Conn) end(ctx context.Context) error {
 	c.hooks.Closed(c.unhook)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("hopback: close: %w", err)
+	}
+	return nil
+}
+
+// How many session slots they reserve: a consumer needs one to receive and one for its retry
+// copies.
+const (
+	publisherSessions = 1
+	consumerSessions  = 2
+)
+
+// newPool makes the Conn's pool. Its first connection isn't open yet.
+func (c *Conn) newPool(eps []link.Endpoint) *link.Pool {
+	return link.NewPool(link.PoolConfig{
+		Dial: c.cfg.dialing(c.hooks.SettledRange()), MaxConnections: c.cfg.MaxConnections, Backoff: c.cfg.Reconnect,
+		Observer: c.events, Requests: poolRequests{c},
+	}, eps)
+}
+
+// poolRequests are made on the connection that they are about: the Conn's management may be on another.
+type poolRequests struct{ c *Conn }
+
+// Leader returns the node that leads the queue Config.PreferLeaderOf, or "" if the broker
+// doesn't answer: connecting to any node is better than not connecting.
+func (r poolRequests) Leader(ctx context.Context, w *link.Wire) string {
+	c := r.c
+	if c.cfg.PreferLeaderOf == "" {
+		return ""
+	}
+	management := managementOf(w, c.pool.RenewAfter)
+	defer management.close(ctx)
+	// The management's path of a queue is that of its address.
+	path, err := address.Queue(c.cfg.PreferLeaderOf).Build()
+	if err != nil {
+		return ""
+	}
+	status, reply, err := management.Request(ctx, "GET", path, nil)
+	if err != nil || status != 200 {
+		c.log.Warn("hopback: the node that leads a queue is unknown; any endpoint is used", "queue", c.cfg.PreferLeaderOf, "status", status, "error", err)
+		return ""
+	}
+	fields, _ := reply.(map[string]any)
+	leader, _ := fields["leader"].(string)
+	return leader
+}
+
+// SendToken sends the broker a new token for the connection w.
+func (r poolRequests) SendToken(ctx context.Context, w *link.Wire, token string) error {
+	management := managementOf(w, r.c.pool.RenewAfter)
+	defer management.close(ctx)
+	status, reply, err := management.Request(ctx, "PUT", "/auth/tokens", []byte(token))
+	if err != nil {
+		return err
+	}
+	if status != http.StatusNoContent && status != http.StatusOK {
+		return fmt.Errorf("the broker answered with %d: %s", status, failure.Clip(fmt.Sprint(reply), 200))
 	}
 	return nil
 }

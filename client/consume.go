@@ -4,16 +4,17 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
+	"time"
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/loglines"
 	"github.com/hopback/hopback/internal/refusal"
-
-	"github.com/hopback/hopback/internal/failure"
 )
 
 // Consume calls h for each message of queue until ctx ends. Then it drains and returns nil: it
@@ -84,10 +85,9 @@ func (c *Conn) consume(ctx context.Context, queue, source string, h Handler, cfg
 	defer reserved.Release()
 	deps := consumerDeps{
 		Sessions: reserved, Backoff: c.cfg.Reconnect, Log: log, Notify: c.events.of(reserved),
-		DeadLetters: c.mgmt.deadLetters, SingleActive: c.mgmt.singleActive, ConsumerTimeout: c.mgmt.consumerTimeout,
-		Peek: c.mgmt.peek, Starving: c.starving, Now: c.brokerNow,
+		Queues: c.mgmt, Starving: c.starving, Now: c.brokerNow,
 	}
-	gated.prepare(&asked, &deps)
+	gated.prepare(&asked)
 	k := newConsumer(queue, source, h, cfg, asked, c.hooks, deps)
 	k.conn = c
 	if err := c.join(k); err != nil {
@@ -189,4 +189,51 @@ func consumingOf(ctx context.Context) *consumer {
 		return nil
 	}
 	return d.core.consumer
+}
+
+// preparations counts the consumers that are starting.
+type preparations struct {
+	mu       sync.Mutex
+	count    int
+	notified time.Time // when a slow one was last logged
+}
+
+// prepareSlow is how long a Prepare may take before it is logged, and prepareQuiet
+// how long the connection then logs no other.
+const (
+	prepareSlow  = 5 * time.Second
+	prepareQuiet = time.Minute
+)
+
+// run calls f, which asks the broker before a consumer starts. When many wait, one line is logged for
+// all, with the outage that they may wait for.
+func (p *preparations) run(log *slog.Logger, queue string, outage func() error, f func() error) error {
+	p.mu.Lock()
+	p.count++
+	p.mu.Unlock()
+	slow := time.AfterFunc(prepareSlow, func() {
+		p.mu.Lock()
+		waiting := p.count
+		quiet := time.Since(p.notified) < prepareQuiet
+		if !quiet {
+			p.notified = time.Now()
+		}
+		p.mu.Unlock()
+		if quiet {
+			return
+		}
+		// In an alarm the broker answers no management requests.
+		why := outage()
+		if why == nil {
+			why = errors.New("the broker hasn't answered yet")
+		}
+		log.Warn("hopback: consumers can't start yet; their handlers wait for answers from the broker", "queue", queue, "waiting", waiting, "error", why)
+	})
+	defer func() {
+		slow.Stop()
+		p.mu.Lock()
+		p.count--
+		p.mu.Unlock()
+	}()
+	return f()
 }

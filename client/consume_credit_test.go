@@ -49,7 +49,7 @@ func TestCreditIsGathered(t *testing.T) {
 				}), cfg, asked{}, nil, consumerDeps{Sessions: linktest.SessionsOf(func(ctx context.Context) (link.Session, error) {
 					s, err := b.Open(ctx)
 					return &farSession{s, trip / 2}, err
-				}), Backoff: testBackoff, Log: quiet})
+				}), Queues: fakeQueue{}, Backoff: testBackoff, Log: quiet})
 				ctx, stop := context.WithCancel(t.Context())
 				done := async(func() error { return k.run(ctx) })
 				began := time.Now()

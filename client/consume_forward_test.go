@@ -447,7 +447,7 @@ func TestForwardingLinkIsOpenedAtTheStart(t *testing.T) {
 				b.Publish("m")
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsumer("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
+				k := newConsumer("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{Sessions: b, Queues: fakeQueue{}, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
 				ctx, stop := context.WithCancel(t.Context())
 				result := async(func() error { return k.run(ctx) })
 				synctest.Wait()
@@ -486,7 +486,7 @@ func TestForwardingLinkAtTheStartEndsWithTheContext(t *testing.T) {
 		}
 		cfg, err := ConsumerConfig{}.withDefaults()
 		require.NoError(t, err)
-		k := newConsumer("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
+		k := newConsumer("q", "/queues/q", forwards("later"), cfg, asked{forwards: []address.Address{address.Queue("later")}}, nil, consumerDeps{Sessions: b, Queues: fakeQueue{}, Backoff: testBackoff, Log: quiet, Overdue: linktest.ForEver})
 		ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
 		defer stop()
 		time.AfterFunc(10*time.Second, func() { close(answer) }) // as the limits of the real links do

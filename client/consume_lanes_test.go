@@ -32,7 +32,7 @@ func startOrdered(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) *te
 func startOrderedBy(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc, key func(*Delivery) (string, bool)) *testConsumer {
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.T, err)
-	k := newConsumer("q", "/queues/q", h, cfg, asked{order: key}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, SingleActive: b.SingleActive})
+	k := newConsumer("q", "/queues/q", h, cfg, asked{order: key}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Queues: fakeQueue{b: b}})
 	ctx, stop := context.WithCancel(context.Background())
 	b.T.Cleanup(stop)
 	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}

@@ -34,7 +34,7 @@ func TestPrefetchFollowsTheHandlers(t *testing.T) {
 				})
 				cfg, err := ConsumerConfig{}.withDefaults()
 				require.NoError(t, err)
-				k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet})
+				k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{Sessions: b, Queues: fakeQueue{}, Backoff: testBackoff, Log: quiet})
 				done := async(func() error { return k.run(ctx) })
 				time.Sleep(3 * time.Second)
 				b.Mu.Lock()

@@ -70,7 +70,7 @@ func startStarving(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc) (*
 	cfg, err := cfg.withDefaults()
 	require.NoError(b.T, err)
 	k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
-		Sessions: b, Backoff: testBackoff, Log: quiet, Peek: l.peek,
+		Sessions: b, Backoff: testBackoff, Log: quiet, Queues: fakeQueue{stock: l},
 		Notify: func(e Event) { l.set(func() { l.events = append(l.events, e) }) },
 	})
 	ctx, stop := context.WithCancel(context.Background())

@@ -47,15 +47,49 @@ func startObserved(b *linktest.FakeBroker, cfg ConsumerConfig, h HandlerFunc, de
 	require.NoError(b.T, err)
 	k := newConsumer("q", "/queues/q", h, cfg, asked{}, nil, consumerDeps{
 		Sessions: b, Backoff: testBackoff, Log: cmp.Or(b.Logger, quiet), Notify: notify, Overdue: cmp.Or(b.Overdue, linktest.ForEver),
-		DeadLetters: func(ctx context.Context, _ string) (bool, error) {
-			err := b.Asked(ctx)
-			return err == nil && deadLetters, err
-		}, SingleActive: b.SingleActive, Now: b.Now,
-		ConsumerTimeout: func(ctx context.Context, _ string) (time.Duration, error) { return b.Timeout, b.Asked(ctx) },
+		Queues: fakeQueue{b: b, dlx: deadLetters}, Now: b.Now,
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	b.T.Cleanup(stop)
 	return &testConsumer{k, stop, async(func() error { return k.run(ctx) })}
+}
+
+// fakeQueue is what a broker says of a consumer's queue; nothing if there is no broker.
+type fakeQueue struct {
+	b     *linktest.FakeBroker
+	dlx   bool   // it has a dead-letter exchange
+	stock *stock // nil: peek gets no answer
+}
+
+var errNoAnswer = errors.New("the broker doesn't answer")
+
+func (q fakeQueue) deadLetters(ctx context.Context, _ string) (bool, error) {
+	if q.b == nil {
+		return false, errNoAnswer
+	}
+	err := q.b.Asked(ctx)
+	return err == nil && q.dlx, err
+}
+
+func (q fakeQueue) singleActive(ctx context.Context, queue string) (bool, error) {
+	if q.b == nil || q.b.SingleActive == nil {
+		return false, errNoAnswer
+	}
+	return q.b.SingleActive(ctx, queue)
+}
+
+func (q fakeQueue) consumerTimeout(ctx context.Context, _ string) (time.Duration, error) {
+	if q.b == nil {
+		return 0, errNoAnswer
+	}
+	return q.b.Timeout, q.b.Asked(ctx)
+}
+
+func (q fakeQueue) peek(ctx context.Context, queue string) (queuePeek, error) {
+	if q.stock == nil {
+		return queuePeek{}, errNoAnswer
+	}
+	return q.stock.peek(ctx, queue)
 }
 
 // end drains the consumer, and returns what Consume would.
@@ -682,7 +716,7 @@ func TestHandlersContextOutlivesConsumes(t *testing.T) {
 			assert.NoError(t, ctx.Err())
 			assert.Equal(t, "value", ctx.Value(key{}))
 			return nil
-		}), cfg, asked{}, nil, consumerDeps{Sessions: b, Backoff: testBackoff, Log: quiet, Overdue: cmp.Or(b.Overdue, linktest.ForEver)})
+		}), cfg, asked{}, nil, consumerDeps{Sessions: b, Queues: fakeQueue{}, Backoff: testBackoff, Log: quiet, Overdue: cmp.Or(b.Overdue, linktest.ForEver)})
 		ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, "value"))
 		result := async(func() error { return k.run(ctx) })
 		synctest.Wait()

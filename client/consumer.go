@@ -51,11 +51,11 @@ type consumer struct {
 	estimate   *prefetchEstimate // pinned: Prefetch was given
 	starvation starvationWatch   // of the link session that runs
 	mu         sync.Mutex
-	limit      int       // the lowest that the user has set
-	current    running   // the link session that runs; nil: none
-	up         bool      // there is a link, or one that takes over from it
-	since      time.Time // since when up is so
-	why        error     // why it is false
+	limit      int         // the lowest that the user has set
+	current    *deliveries // of the link session that runs; nil: none
+	up         bool        // there is a link, or one that takes over from it
+	since      time.Time   // since when up is so
+	why        error       // why it is false
 
 	draining <-chan struct{} // closed when the drain begins
 	closed   context.Context // ends when shut is called
@@ -76,12 +76,6 @@ type asked struct {
 	gate     *gated                         // nil: the consumer isn't gated
 }
 
-// running is the consumer's link session, as long as it runs.
-type running interface {
-	resize()
-	count(*instrument.ConsumerStats)
-}
-
 // consumerDeps is what a consumer takes from outside, so that it runs on faulty
 // links in tests.
 type consumerDeps struct {
@@ -90,19 +84,24 @@ type consumerDeps struct {
 	Log      *slog.Logger
 	Notify   func(Event)   // nil: nobody listens
 	Overdue  time.Duration // as senderConfig.overdue
-	// DeadLetters says whether a queue certainly has a dead-letter exchange. An error says
-	// that the broker couldn't be asked.
-	DeadLetters func(ctx context.Context, queue string) (bool, error)
-	// SingleActive says whether the queue has a single active consumer. nil: it may.
-	SingleActive func(ctx context.Context, queue string) (bool, error)
-	// ConsumerTimeout is what the queue's arguments set; 0: nothing. nil: it isn't known.
-	ConsumerTimeout func(ctx context.Context, queue string) (time.Duration, error)
-	// Peek asks the broker about the queue; nil: nothing shows when the consumer starves.
-	Peek func(ctx context.Context, queue string) (queuePeek, error)
-	// Starving is after how long without a delivery that is asked. 0: the default.
+	Queues   queueInspector
+	// Starving is after how long without a delivery the consumer looks into its queue. 0: the default.
 	Starving time.Duration
 	// Now is the broker's time; false while it isn't known. nil: this host's.
 	Now func() (time.Time, bool)
+}
+
+// queueInspector asks the broker about a queue. An error says that the broker couldn't be asked, or has refused.
+// *Management is one.
+type queueInspector interface {
+	// deadLetters reports whether a queue certainly has a dead-letter exchange.
+	deadLetters(ctx context.Context, queue string) (bool, error)
+	// singleActive reports whether the queue has a single active consumer.
+	singleActive(ctx context.Context, queue string) (bool, error)
+	// consumerTimeout is what the queue's arguments set; 0: nothing.
+	consumerTimeout(ctx context.Context, queue string) (time.Duration, error)
+	// peek is by what a consumer notices that it starves.
+	peek(ctx context.Context, queue string) (queuePeek, error)
 }
 
 // queuePeek is what the broker says of a queue.
@@ -160,10 +159,10 @@ func (k *consumer) allowed() int {
 	return k.limit
 }
 
-// setCurrent notes the link session that runs; nil: none does.
-func (k *consumer) setCurrent(s running) {
+// setCurrent notes the deliveries of the link session that runs; nil: none does.
+func (k *consumer) setCurrent(ds *deliveries) {
 	k.mu.Lock()
-	k.current = s
+	k.current = ds
 	k.mu.Unlock()
 }
 

@@ -1,17 +1,22 @@
 package client
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/internal/oldbroker"
+)
 
 // resumed keeps a delivery while the consumer is paused, where its return would count. It
 // returns false if the delivery is to go back all the same, because the consumer drains, and
 // lost if the link has ended.
-func (s *linkSession) resumed(resume <-chan struct{}) (begin, lost bool) {
+func (rs *results) resumed(resume <-chan struct{}) (begin, lost bool) {
 	select {
 	case <-resume:
 		return true, false
-	case <-s.dead:
+	case <-rs.deliveries.dead:
 		return false, true
-	case <-s.closing:
+	case <-rs.deliveries.closing:
 		return false, false
 	}
 }
@@ -19,4 +24,15 @@ func (s *linkSession) resumed(resume <-chan struct{}) (begin, lost bool) {
 // mayHaveLost is why a session is replaced after the queue's leader has moved.
 func mayHaveLost(was, leader string) error {
 	return fmt.Errorf("the queue's leader has moved from %s to %s: RabbitMQ below 4.3 may have lost settlements", was, leader)
+}
+
+// supportedBy refuses settings that a broker of this version would ignore.
+func (c ConsumerConfig) supportedBy(old oldbroker.Quirks, version string) error {
+	switch {
+	case c.ConsumerTimeout != 0 && old.LacksConsumerTimeout:
+		return argument.New("ConsumerConfig.ConsumerTimeout", c.ConsumerTimeout, "needs RabbitMQ 4.3 or later, and the broker is "+version, "leave it out; earlier versions have no consumer timeout over AMQP 1.0")
+	case c.OnActive != nil && old.LacksActiveState:
+		return argument.New("ConsumerConfig.OnActive", nil, "needs RabbitMQ 4.3 or later, and the broker is "+version, "leave it out; earlier versions don't report the active consumer")
+	}
+	return nil
 }

@@ -3,88 +3,100 @@ package client
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
+
+	"github.com/hopback/hopback/client/instrument"
 )
 
-// The credit of a link session is granted and revoked here. flow is held from the moment
-// when the window says what to grant until that is written, so that no credit follows a drain:
-// the broker would answer that with a count that nobody waits for.
+// credit grants a link's credit and revokes it, as the window says. flow is held from the moment when
+// the window says what to grant until that is written, so that no credit follows a drain: the broker
+// would answer that with a count that nobody waits for. deliveries.mu guards window and gathering, and
+// is taken with flow held, never the other way round.
+type credit struct {
+	of     *deliveries
+	flow   sync.Mutex
+	window window
+	// gathering says that credit is granted when gathered fires. Only the one that sets it uses gathered.
+	gathering bool
+	gathered  *time.Timer
+}
 
 // grant grants what the window has room for, or revokes what is too much.
-func (s *linkSession) grant() { s.adjust(false) }
+func (c *credit) grant() { c.adjust(false) }
 
-// checkCredit notes whether credit is to be granted or revoked, now or after the wait for more. It is
+// check notes whether credit is to be granted or revoked, now or after the wait for more. It is
 // called with mu held.
-func (s *linkSession) checkCredit(more bool, then *wakes) {
-	then.credit = s.window.due(more)
-	if !then.credit && !more && !s.gathering && s.window.gathers() {
-		s.gathering = true
-		then.gather = s.consumer.estimate.gather()
+func (c *credit) check(more bool, then *followUps) {
+	then.credit = c.window.due(more)
+	if !then.credit && !more && !c.gathering && c.window.gathers() {
+		c.gathering = true
+		then.gather = c.of.consumer.estimate.gather()
 	}
 }
 
 // grantAfter grants what there is room for after a while.
-func (s *linkSession) grantAfter(d time.Duration) {
-	if s.gathered != nil {
-		s.gathered.Reset(d)
+func (c *credit) grantAfter(d time.Duration) {
+	if c.gathered != nil {
+		c.gathered.Reset(d)
 		return
 	}
-	s.gathered = time.AfterFunc(d, func() {
-		s.mu.Lock()
-		s.gathering = false
-		room := s.window.room()
-		s.mu.Unlock()
+	c.gathered = time.AfterFunc(d, func() {
+		c.of.mu.Lock()
+		c.gathering = false
+		room := c.window.room()
+		c.of.mu.Unlock()
 		if room > 0 {
-			s.adjust(true)
+			c.adjust(true)
 		}
 	})
 }
 
 // nudge has a flow follow what was settled, if more can be delivered.
-func (s *linkSession) nudge() { s.adjust(true) }
+func (c *credit) nudge() { c.adjust(true) }
 
-func (s *linkSession) adjust(flow bool) {
-	s.flow.Lock()
-	defer s.flow.Unlock()
-	s.mu.Lock()
-	credit, reclaim := s.window.take(time.Now(), flow)
+func (c *credit) adjust(flow bool) {
+	c.flow.Lock()
+	defer c.flow.Unlock()
+	c.of.mu.Lock()
+	credit, reclaim := c.window.nextCredit(time.Now(), flow)
 	var done chan struct{}
 	if reclaim {
 		done = make(chan struct{})
-		s.window.draining = done
+		c.window.draining = done
 	}
-	s.mu.Unlock()
+	c.of.mu.Unlock()
 	switch {
 	case credit > 0:
 		// An error means that the link is gone, which its receive notices.
-		_ = s.link.IssueCredit(uint32(credit))
+		_ = c.of.link.IssueCredit(uint32(credit))
 	case reclaim:
-		go s.reclaim(done)
+		go c.reclaim(done)
 	}
 }
 
 // reclaim takes credit back, and then grants what there is room for.
-func (s *linkSession) reclaim(done chan struct{}) {
-	answered := s.drainLink(s.dead, lowerTimeout, context.Background())
-	s.mu.Lock()
-	s.window.drained(answered)
+func (c *credit) reclaim(done chan struct{}) {
+	answered := c.drain(c.of.dead, lowerTimeout, context.Background())
+	c.of.mu.Lock()
+	c.window.drained(answered)
 	close(done)
-	s.mu.Unlock()
+	c.of.mu.Unlock()
 	if !answered {
-		s.die(errUndrained)
+		c.of.die(errUndrained)
 		return
 	}
-	s.grant()
+	c.grant()
 }
 
-// drainLink asks the broker to use or give up its credit, and waits for the answer
+// drain asks the broker to use or give up its credit, and waits for the answer
 // until expedite is closed, or for limit. It reports whether the wait ended otherwise than by
 // the limit. While the deliveries that are held leave no room for those that the broker has to
 // send before its answer (see link.ReceiverLink.Full), the wait ends with patience instead.
-func (s *linkSession) drainLink(expedite <-chan struct{}, limit time.Duration, patience context.Context) (answered bool) {
+func (c *credit) drain(expedite <-chan struct{}, limit time.Duration, patience context.Context) (answered bool) {
 	for {
 		wait := limit
-		if s.link.Full() {
+		if c.of.link.Full() {
 			if end, ok := patience.Deadline(); ok {
 				wait = min(wait, time.Until(end))
 			}
@@ -92,14 +104,14 @@ func (s *linkSession) drainLink(expedite <-chan struct{}, limit time.Duration, p
 				wait = 0
 			}
 		}
-		answered = s.drainOnce(expedite, wait)
-		if answered || patience.Err() != nil || !s.link.Full() {
+		answered = c.drainOnce(expedite, wait)
+		if answered || patience.Err() != nil || !c.of.link.Full() {
 			return answered
 		}
 	}
 }
 
-func (s *linkSession) drainOnce(expedite <-chan struct{}, limit time.Duration) (answered bool) {
+func (c *credit) drainOnce(expedite <-chan struct{}, limit time.Duration) (answered bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	done := make(chan struct{})
@@ -111,18 +123,18 @@ func (s *linkSession) drainOnce(expedite <-chan struct{}, limit time.Duration) (
 		case <-done:
 		}
 	}()
-	return !errors.Is(s.link.Drain(ctx), context.DeadlineExceeded)
+	return !errors.Is(c.of.link.Drain(ctx), context.DeadlineExceeded)
 }
 
-// stopCredit grants no more credit, and revokes what is granted, unless expedite is closed. patience
-// is drainLink's.
-func (s *linkSession) stopCredit(expedite <-chan struct{}, patience context.Context) {
-	s.flow.Lock()
-	s.mu.Lock()
-	s.window.stopped = true
-	running, granted := s.window.draining, s.window.granted
-	s.mu.Unlock()
-	s.flow.Unlock()
+// stop grants no more credit, and revokes what is granted, unless expedite is closed. patience
+// is drain's.
+func (c *credit) stop(expedite <-chan struct{}, patience context.Context) {
+	c.flow.Lock()
+	c.of.mu.Lock()
+	c.window.stopped = true
+	running, granted := c.window.draining, c.window.granted
+	c.of.mu.Unlock()
+	c.flow.Unlock()
 	if running != nil {
 		limit := time.NewTimer(drainTimeout)
 		defer limit.Stop()
@@ -134,33 +146,33 @@ func (s *linkSession) stopCredit(expedite <-chan struct{}, patience context.Cont
 		return
 	}
 	if granted > 0 {
-		answered := s.drainLink(expedite, drainTimeout, patience)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.window.unanswered = !answered
+		answered := c.drain(expedite, drainTimeout, patience)
+		c.of.mu.Lock()
+		defer c.of.mu.Unlock()
+		c.window.unanswered = !answered
 	}
 }
 
 // undrained reports whether nobody knows what credit the broker has left.
-func (s *linkSession) undrained() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.window.unanswered
+func (c *credit) undrained() bool {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	return c.window.unanswered
 }
 
-// resumeCredit undoes stopCredit.
-func (s *linkSession) resumeCredit() {
-	s.mu.Lock()
-	unanswered := s.window.unanswered
+// resume undoes stop.
+func (c *credit) resume() {
+	c.of.mu.Lock()
+	unanswered := c.window.unanswered
 	if !unanswered {
-		s.window.resume()
+		c.window.resume()
 	}
-	s.mu.Unlock()
+	c.of.mu.Unlock()
 	if unanswered {
-		s.die(errUndrained)
+		c.of.die(errUndrained)
 		return
 	}
-	s.grant()
+	c.grant()
 }
 
 const (
@@ -172,3 +184,151 @@ const (
 
 // errUndrained is why a link counts as lost whose credit nobody knows.
 var errUndrained = errors.New("the broker hasn't answered the drain of the link")
+
+// window says how much credit to grant, so that what the broker has given and what it may
+// still give never exceed a limit that can change at any time. deliveries.mu guards it.
+type window struct {
+	// workers is how many deliveries are handled at once, and pace how fast; nil: it isn't known.
+	workers int
+	pace    *prefetchEstimate
+	// limit is the most deliveries that may be unsettled or on their way.
+	limit int
+	// granted is the credit that no delivery has used yet; unsettled are the
+	// deliveries received and not settled.
+	granted, unsettled int
+	stopped            bool
+	draining           chan struct{} // closed when the drain in flight ends; nil if none is
+	// unanswered says that a drain wasn't answered: nobody knows what credit the broker
+	// has left on the link.
+	unanswered bool
+	// quiet is when the last delivery came, or when credit was granted with none
+	// left; came says that a delivery has come at all.
+	quiet time.Time
+	last  time.Time // when the last delivery came
+	came  bool
+	trip  trip
+}
+
+// trip measures how long it takes from a grant of credit to the first delivery that it
+// allows, where nothing else was on its way. That the next ones come close behind shows
+// that they were there to be sent; the time until a message is published says nothing.
+type trip struct {
+	granted, arrived uint64 // in all, of credits and deliveries
+	// The grant that is being measured: the numbers of its first delivery and of the
+	// last one that is watched, when it was made, and how long the first took.
+	first, last uint64
+	at          time.Time
+	took        time.Duration
+}
+
+// tripDeliveries is how many deliveries of a grant are watched.
+const tripDeliveries = 8
+
+func (t *trip) grant(n int, now time.Time) {
+	t.granted = max(t.granted, t.arrived) // some overtook the end of a drain
+	first := t.granted + 1
+	t.granted += uint64(n)
+	if n > 1 && first == t.arrived+1 { // nothing else was on its way
+		t.first, t.last, t.at = first, first+uint64(min(n, tripDeliveries))-1, now
+	}
+}
+
+// arrive returns the round trip if this delivery completes a measurement, and 0
+// otherwise.
+func (t *trip) arrive(now time.Time) time.Duration {
+	t.arrived++
+	if t.arrived > t.last {
+		return 0
+	}
+	if t.arrived == t.first {
+		t.took = now.Sub(t.at)
+	}
+	if t.arrived == t.last && now.Sub(t.at) <= 2*t.took {
+		return t.took
+	}
+	return 0
+}
+
+// reset is called when the broker has given up its credit.
+func (t *trip) reset() { t.granted, t.last = t.arrived, t.arrived }
+
+// received counts a delivery. It returns the round trip to the broker where it has just
+// been measured, and 0 otherwise.
+func (w *window) received(now time.Time) time.Duration {
+	w.unsettled++
+	w.quiet, w.last, w.came = now, now, true
+	// A delivery that overtook the end of a drain was counted off with it.
+	w.granted = max(w.granted-1, 0)
+	return w.trip.arrive(now)
+}
+
+// count adds its numbers.
+func (w *window) count(c *instrument.ConsumerStats) {
+	c.Window, c.Unsettled = w.limit, w.unsettled
+	c.Delivered = w.last
+}
+
+// starving says since when there has been credit and no delivery; false if there is
+// no credit. came says that there was a delivery before.
+func (w *window) starving() (since time.Time, came, open bool) {
+	return w.quiet, w.came, w.granted > 0 && !w.stopped && w.draining == nil
+}
+
+// room is how many more deliveries may come than there is credit for; below 0, credit must be
+// taken back.
+func (w *window) room() int { return w.limit - w.granted - w.unsettled }
+
+// due says whether credit is to be granted or revoked now. Credit is granted in batches: one
+// flow frame for half a window, or as much as leaves no worker without work for long. more says that the
+// next settlements follow at once, and so grant what leaves no worker without work.
+func (w *window) due(more bool) bool {
+	if w.stopped || w.draining != nil {
+		return false
+	}
+	room := w.room()
+	return room < 0 && w.granted > 0 || room >= w.batch() && !(more && room < w.limit/2)
+}
+
+// batch is how much credit is worth a flow frame. Where there are as many workers as the window is
+// large, each settlement would be followed by one, which costs RabbitMQ half as much as the message.
+// So where handlers are quick, credit for several waits a little: see prefetchEstimate.gather.
+func (w *window) batch() int { return max(min(w.limit/2, max(w.limit-w.workers, w.pace.soon())), 1) }
+
+// gathers reports whether workers are without work while credit waits for more.
+func (w *window) gathers() bool {
+	room := w.room()
+	return !w.stopped && w.draining == nil && room < w.batch() && room >= max(min(w.limit/2, w.limit-w.workers), 1)
+}
+
+// nextCredit returns the credit to grant, which counts as granted from now on, or that credit is to
+// be taken back. It returns neither if that can wait; a flow says that it can't.
+func (w *window) nextCredit(now time.Time, flow bool) (credit int, reclaim bool) {
+	if w.stopped || w.draining != nil {
+		return 0, false
+	}
+	room := w.room()
+	switch {
+	case room >= w.batch() || flow && room > 0:
+		if w.granted == 0 {
+			w.quiet = now
+		}
+		w.granted += room
+		w.trip.grant(room, now)
+		return room, false
+	case room < 0 && w.granted > 0 || flow && w.granted > 0:
+		return 0, true
+	}
+	return 0, false
+}
+
+// drained notes the end of a drain.
+func (w *window) drained(answered bool) {
+	w.granted, w.draining, w.unanswered = 0, nil, !answered
+	w.trip.reset()
+}
+
+// resume undoes a stop whose drain was answered.
+func (w *window) resume() {
+	w.stopped, w.granted = false, 0
+	w.trip.reset()
+}

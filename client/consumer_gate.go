@@ -2,11 +2,14 @@ package client
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
 )
 
@@ -28,53 +31,77 @@ import (
 // When its link is lost, another consumer continues. So the ctx of its handlers ends at once, and
 // it attaches again only when they have returned.
 
+// gated is what a gated consumer has in addition to a ConsumerConfig.
+type gated struct{ inside.Gated[*Delivery] }
+
+// Log is the Conn's logger.
+func (in internal) Log() *slog.Logger { return in.conn.log }
+
+// ConsumeGated consumes in turns, for package partition.
+func (in internal) ConsumeGated(ctx context.Context, queue string, g inside.Gated[*Delivery]) error {
+	source, err := address.Queue(queue).Build()
+	if err != nil {
+		return err
+	}
+	// The consumer's isolation and a Control would change how much it holds.
+	cfg := ConsumerConfig{Concurrency: g.Concurrency, Prefetch: g.Window, Grace: g.Grace, ConsumerTimeout: g.ConsumerTimeout, NoIsolation: true}
+	return in.conn.consume(ctx, queue, source, g.Handler, cfg, &gated{g})
+}
+
+// prepare sets what a gated consumer has.
+func (g *gated) prepare(a *asked) {
+	if g == nil {
+		return
+	}
+	a.order = func(d *Delivery) (string, bool) { return g.Handler.Key(d), true }
+	a.gate = g
+}
+
 // holdLeft is how long what the consumer holds is still safe from the consumer timeout. What the
 // broker takes back by itself comes back without its annotations, so without its attempts.
-func (s *linkSession) holdLeft() time.Duration {
-	limit := s.consumer.cfg.ConsumerTimeout
+func (ds *deliveries) holdLeft() time.Duration {
+	limit := ds.consumer.cfg.ConsumerTimeout
 	oldest := time.Now()
-	s.mu.Lock()
-	for _, d := range s.leases {
+	ds.mu.Lock()
+	for _, d := range ds.leases {
 		if d.received.Before(oldest) {
 			oldest = d.received
 		}
 	}
-	s.mu.Unlock()
+	ds.mu.Unlock()
 	return time.Until(oldest.Add(limit - timeoutMargin(limit)))
 }
 
 // consumerTurn is a time in which a gated consumer is the active one of its queue. Its methods are safe
 // for concurrent use, and do nothing once the turn is over.
-type consumerTurn struct{ s *linkSession }
+type consumerTurn struct{ of *deliveries }
 
 // Serve grants the window.
 func (t *consumerTurn) Serve() {
-	s := t.s
-	s.mu.Lock()
-	s.gate.serves = true
-	s.mu.Unlock()
-	s.resize()
+	t.of.mu.Lock()
+	t.of.gate.serves = true
+	t.of.mu.Unlock()
+	t.of.resize()
 }
 
 // StepBack lets running handlers finish, returns what none has begun in its order, and attaches
 // again, behind all other consumers. Without Serve it only attaches again.
-func (t *consumerTurn) StepBack() { t.s.gate.stepBack() }
+func (t *consumerTurn) StepBack() { t.of.gate.stepBack() }
 
 // Before returns what the consumer holds of the deliveries that came before one: the lanes that have a delivery in
 // hand, and how many deliveries all other lanes have. It also returns lanes whose delivery in hand came later.
 func (t *consumerTurn) Before(of *Delivery) (inHand []string, others int) {
 	d := of.core
-	s := t.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
 	held := map[string]bool{}
-	for h := range s.gate.inHand {
+	for h := range t.of.gate.inHand {
 		if h != d && h.lane != nil && (d.key == nil || *h.lane != *d.key) && !h.settling.Load() && !held[*h.lane] {
 			held[*h.lane] = true
 			inHand = append(inHand, *h.lane)
 		}
 	}
-	for id, h := range s.leases {
+	for id, h := range t.of.leases {
 		if int32(id-d.id) < 0 && (h.key == nil || !held[*h.key]) { // serial numbers, which may wrap
 			others++
 		}
@@ -82,7 +109,8 @@ func (t *consumerTurn) Before(of *Delivery) (inHand []string, others int) {
 	return inHand, others
 }
 
-// gate is the state of a gated consumer's link session. linkSession.mu guards serves and inHand.
+// gate is the state of a gated consumer's link session. deliveries.mu guards serves and inHand; begun belongs to
+// the goroutine that runs the link session.
 type gate struct {
 	turn   *consumerTurn
 	active chan struct{} // closed when the broker has made it the active one
@@ -97,12 +125,13 @@ type gate struct {
 	inHand map[*delivery]*time.Timer
 }
 
-func (s *linkSession) gated() bool { return s.consumer.gate != nil }
+// gated reports whether the consumer has its queue in turns.
+func (k *consumer) gated() bool { return k.gate != nil }
 
 // begin returns what is called with the link's states.
-func (g *gate) begin(s *linkSession) func(map[string]any) {
+func (g *gate) begin(of *deliveries) func(map[string]any) {
 	g.active, g.step = make(chan struct{}), make(chan struct{})
-	g.turn = &consumerTurn{s}
+	g.turn = &consumerTurn{of}
 	return func(state map[string]any) {
 		active, ok := state["rabbitmq:active"].(bool)
 		switch {
@@ -123,7 +152,7 @@ func (g *gate) stepBack() { g.steps.Do(func() { close(g.step) }) }
 
 // keep has d's handler called again after a delay. Without one, d stays in hand until the link
 // session ends, which is about to. It is called with mu held.
-func (g *gate) keep(s *linkSession, d *delivery, after time.Duration) {
+func (g *gate) keep(of *deliveries, d *delivery, after time.Duration) {
 	if g.inHand == nil {
 		g.inHand = map[*delivery]*time.Timer{}
 	}
@@ -133,14 +162,14 @@ func (g *gate) keep(s *linkSession, d *delivery, after time.Duration) {
 		return
 	}
 	g.inHand[d] = time.AfterFunc(after, func() {
-		var then wakes
-		s.mu.Lock()
+		var then followUps
+		of.mu.Lock()
 		if _, waits := g.inHand[d]; waits {
 			delete(g.inHand, d)
-			s.enqueue(d, &then)
+			of.enqueue(d, &then)
 		}
-		s.mu.Unlock()
-		s.after(&then)
+		of.mu.Unlock()
+		of.followUp(&then)
 	})
 }
 
@@ -191,30 +220,30 @@ func (d *delivery) unbegun(gated bool) link.Disposition {
 // overBeforeClose reports the end of the turn while the broker can't choose another consumer yet.
 // It doesn't wait for handlers that ignore the end of their ctx: then the link closes first.
 func (s *linkSession) overBeforeClose() {
-	if !s.gated() || s.open() > 0 {
+	if !s.consumer.gated() || s.deliveries.open() > 0 {
 		return
 	}
 	if handling, _, _ := s.consumer.workers.running(); handling == 0 {
-		s.workers.stop()
-		s.workers.wait()
+		s.deliveries.workers.stop()
+		s.deliveries.workers.wait()
 		s.turnOver()
 	}
 }
 
 func (s *linkSession) turnOver() {
-	if g := &s.gate; g.begun {
-		g.overs.Do(func() { s.consumer.gate.Over(g.turn) })
+	if g := &s.deliveries.gate; g.begun {
+		g.overs.Do(func() { s.consumer.gate.Handler.Over(g.turn) })
 	}
 }
 
 // endTurn returns when no handler of the link session runs any more, or ctx ends.
 func (s *linkSession) endTurn(ctx context.Context) {
-	if !s.gated() {
+	if !s.consumer.gated() {
 		return
 	}
 	ended := make(chan struct{})
 	go func() {
-		s.workers.wait()
+		s.deliveries.workers.wait()
 		s.turnOver()
 		close(ended)
 	}()

@@ -14,7 +14,7 @@ import (
 //
 // A quorum queue puts returned messages at its head. So a link starts with one credit, and gets
 // the rest with the first message that isn't poison. A poison message that arrives later waits
-// until all others are settled. linkSession.mu guards it.
+// until all others are settled. deliveries.mu guards it.
 type isolation struct {
 	off     bool
 	probing bool // the link may have one delivery only

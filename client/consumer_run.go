@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/hopback/hopback/internal/backoff"
@@ -22,9 +23,9 @@ func (k *consumer) run(ctx context.Context) error {
 	k.timeouts.know(k.cfg.ConsumerTimeout)
 	defer k.timeouts.end()
 	defer k.follow.follow(k)()
-	// Handlers outlive the end of ctx, with its values; hard ends their ctx.
-	handlerCtx, hard := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer hard(context.Canceled)
+	// Handlers outlive the end of ctx, with its values; cancelHandlers ends their ctx.
+	handlerCtx, cancelHandlers := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancelHandlers(context.Canceled)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(k.closed, func() { stop(failure.ErrClosed) })()
@@ -33,10 +34,10 @@ func (k *consumer) run(ctx context.Context) error {
 	context.AfterFunc(ctx, func() { ended <- time.Now() })
 	err := k.checkForwards(ctx)
 	if err == nil {
-		err = k.linkSessions(ctx, handlerCtx, hard)
+		err = k.linkSessions(ctx, handlerCtx, cancelHandlers)
 	}
 	stop(nil)
-	k.awaitHandlers(<-ended, hard)
+	k.awaitHandlers(<-ended, cancelHandlers)
 	return err
 }
 
@@ -56,7 +57,7 @@ func (k *consumer) checkForwards(ctx context.Context) error {
 }
 
 // linkSessions runs one link session after the other until ctx ends.
-func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.CancelCauseFunc) error {
+func (k *consumer) linkSessions(ctx, handlerCtx context.Context, cancelHandlers context.CancelCauseFunc) error {
 	try := &backoff.Try{}
 	notify := func(e Event) {
 		e.Attempt = try.Attempt()
@@ -90,8 +91,8 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 			k.log.Log(ctx, level, "hopback: consuming failed; trying again", "error", err)
 			continue
 		}
-		if s.gated() && !attached {
-			k.gate.Attached()
+		if k.gated() && !attached {
+			k.gate.Handler.Attached()
 		}
 		attached = true
 		try.Up()
@@ -99,7 +100,7 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 		if !renewed {
 			notify(Event{Kind: EventUp, Down: time.Since(lost)})
 		}
-		end := s.run(ctx, handlerCtx, hard)
+		end := s.run(ctx, handlerCtx, cancelHandlers)
 		s.endTurn(ctx)
 		if end == sessionDrained {
 			break
@@ -116,7 +117,7 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 		}
 		k.active.ended()
 		k.starvation.reset()
-		notify(Event{Kind: EventLost, Err: failure.NewError("consume", k.queue, failure.ErrConnectionLost, s.why), Unsettled: s.unsettled})
+		notify(Event{Kind: EventLost, Err: failure.NewError("consume", k.queue, failure.ErrConnectionLost, s.deliveries.why), Unsettled: s.unsettled})
 	}
 	if errors.Is(context.Cause(ctx), failure.ErrClosed) {
 		return &failure.Error{Op: "consume", Target: k.queue, Kind: failure.ErrClosed}
@@ -126,8 +127,8 @@ func (k *consumer) linkSessions(ctx, handlerCtx context.Context, hard context.Ca
 
 // awaitHandlers waits, within the grace time that began at ended, for handlers
 // that still run: those whose link was lost hold no delivery that a drain waits for.
-func (k *consumer) awaitHandlers(ended time.Time, hard context.CancelCauseFunc) {
-	grace.Await(k.slots, k.expedite, ended, k.cfg.Grace, hard)
+func (k *consumer) awaitHandlers(ended time.Time, cancelHandlers context.CancelCauseFunc) {
+	grace.Await(k.slots, k.expedite, ended, k.cfg.Grace, cancelHandlers)
 }
 
 func (k *consumer) open(ctx context.Context) (*linkSession, error) {
@@ -149,22 +150,15 @@ func (k *consumer) open(ctx context.Context) (*linkSession, error) {
 		}
 		return nil, failure.NewError("consume", k.queue, kind, err)
 	}
-	s := &linkSession{
-		consumer: k, sess: sess, old: sess.Quirks(),
-		settler: settler{next: make(chan settlement, 1), exited: make(chan struct{})},
-		dead:    make(chan struct{}), idle: make(chan struct{}, 1), closing: make(chan struct{}),
-		exhausted: make(chan struct{}, 1),
-		window:    window{workers: k.cfg.Concurrency, pace: k.estimate}, isolation: isolation{off: k.cfg.NoIsolation},
-	}
-	s.workers = newWorkers(s, k.cfg.Concurrency, k.slots, &k.workers)
+	s := newLinkSession(k, sess)
+	ds := s.deliveries
 	o := link.ReceiverOptions{Properties: k.cfg.linkProperties(), MaxBytes: int64(k.cfg.PrefetchBytes)}
-	if !s.old.LacksConsumerTimeout {
-		s.leases = leases{}
-		o.Revoked = s.leaseEnded
+	if ds.leases != nil {
+		o.Revoked = s.results.leaseEnded
 	}
 	switch {
-	case s.gated():
-		o.State = s.gate.begin(s)
+	case k.gated():
+		o.State = ds.gate.begin(ds)
 	case k.active != nil:
 		o.State = k.active.state(sess)
 	}
@@ -178,7 +172,7 @@ func (k *consumer) open(ctx context.Context) (*linkSession, error) {
 	}
 	k.attached, k.missing = true, false
 	k.estimate.attached(time.Since(began))
-	s.link = receiver
+	ds.link = receiver
 	return s, nil
 }
 
@@ -194,4 +188,77 @@ func onGone(ctx context.Context, call func(context.Context) error) (err error) {
 	err = call(ctx)
 	returned = true
 	return err
+}
+
+// activity notifies ConsumerConfig.OnActive whether the consumer is the active one of its
+// queue. A nil *activity does nothing.
+type activity struct {
+	notify func(bool)
+
+	mu        sync.Mutex
+	link      any // whose link states count
+	notified  bool
+	waiting   []bool
+	notifying bool // a goroutine calls notify
+}
+
+func newActivity(notify func(bool)) *activity {
+	if notify == nil {
+		return nil
+	}
+	return &activity{notify: notify}
+}
+
+// state returns what is called with the states of link, the consumer's next.
+func (a *activity) state(link any) func(map[string]any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.link = link
+	return func(state map[string]any) {
+		active, ok := state["rabbitmq:active"].(bool)
+		if !ok {
+			return
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.link == link {
+			a.change(active)
+		}
+	}
+}
+
+// ended reports that the link is gone, or that the consumer has stopped.
+func (a *activity) ended() {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.link = nil
+	a.change(false)
+}
+
+// change is called with mu held. It doesn't wait for the user's function.
+func (a *activity) change(active bool) {
+	if active == a.notified {
+		return
+	}
+	a.notified = active
+	a.waiting = append(a.waiting, active)
+	if a.notifying {
+		return
+	}
+	a.notifying = true
+	go func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for len(a.waiting) > 0 {
+			active := a.waiting[0]
+			a.waiting = a.waiting[1:]
+			a.mu.Unlock()
+			a.notify(active)
+			a.mu.Lock()
+		}
+		a.notifying = false
+	}()
 }

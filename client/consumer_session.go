@@ -2,364 +2,449 @@ package client
 
 import (
 	"context"
-	"slices"
+	"errors"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
-	"github.com/hopback/hopback/internal/oldbroker"
 )
 
-// linkSession is the life of one receiver link. Four kinds of goroutines share the
-// work, so that none waits for another's broker:
+// linkSession is the life of one receiver link: it receives, watches, drains, and closes it. A consumer
+// has one after the other, as long as it runs (consumer_run.go). What it received is in deliveries, and
+// what becomes of that is decided and carried out by results. Four kinds of goroutines share the work,
+// so that none waits for another's broker:
 //
-//	receive ──workers.put──▶ workers ──finish──▶ settle
-//	                           └──▶ forwarder ──────┘
+//	receive ──admit──▶ workers ──finish──▶ settler
+//	                      └──▶ forwarder ─────┘
 //
-// What they share is guarded by mu, which a delivery takes four times, or three while others are
-// in flight: as it comes (take), as a worker that was idle takes it (workers.next), as the
-// worker is done with it and takes the next (workers.next), and after its settlement is written
-// (written, for all settlements that were written together).
-//
-// Locks are taken in the order Control, forwarder, flow, mu, consumer.mu. No handler, hook,
-// link, or logger is called with mu held: what follows from a change is noted in a wakes, and
-// done by after. The link is called with flow held, and takes the engine's lock, which the
-// engine never holds when it calls back.
+// Only the goroutine that runs the consumer changes its fields, apart from the atomic silent; receive only signals
+// exhausted.
 type linkSession struct {
-	consumer *consumer
-	sess     link.Session
-	link     link.ReceiverLink
-	old      oldbroker.Quirks // of the broker
-	workers  *workers
-	// dead is closed when the link is gone: nothing can be settled any more.
-	dead     chan struct{}
-	deadOnce sync.Once
-	why      error
-	// unsettled is how many deliveries were when the link was lost.
-	unsettled int
-	// idle is signaled when the window counts nothing unsettled any more.
-	idle   chan struct{}
-	paused atomic.Bool // the user allows no deliveries
-	silent atomic.Bool // the broker answers nothing
+	consumer   *consumer
+	sess       link.Session
+	deliveries *deliveries
+	results    *results
+	// receiving has the goroutine of receive, which ends with cancelReceive.
+	receiving     sync.WaitGroup
+	cancelReceive context.CancelFunc
 	// exhausted is signaled when the session has carried as many deliveries as it should.
 	exhausted chan struct{}
-	// holding are the deliveries that are about to be held, which only the goroutine that
-	// receives adds to. deciding are the goroutines that deal with forwards that were given up.
-	holding  sync.WaitGroup
-	deciding group
-	// keeps says that the queue is known to have a dead-letter exchange.
-	keeps atomic.Bool
-	// lastTarget is where the last forward went to: mostly the next goes there, too.
-	lastTarget atomic.Pointer[builtAddress]
-	// closing is closed when workers are to take no more deliveries.
-	closing     chan struct{}
-	closingOnce sync.Once
-	handlerCtx  context.Context
-	// flow: see credit.go. gathered is set and reset by the one that sets gathering.
-	flow     sync.Mutex
-	gathered *time.Timer
-
-	mu        sync.Mutex
-	window    window
-	leases    leases // nil where the broker takes no delivery back
-	isolation isolation
-	lanes     lanes
-	settler   settler
-	// aside counts the deliveries whose forwards wait, and that the window doesn't count
-	// any more; asideBytes is how large their copies are.
-	aside      int
-	asideBytes int64
-	held       []heldMessage // that nobody can read
-	asking     bool          // whether their queue has a dead-letter exchange
-	returning  bool          // what no handler has begun goes back to the queue as it closes
-	gathering  bool          // credit is granted when gathered fires
-	gate       gate
+	silent    atomic.Bool // the broker answers nothing
+	// unsettled is the number of unsettled deliveries when the link was lost.
+	unsettled int
 }
 
-// settler is the state of the goroutine that settles.
-type settler struct {
-	next      chan settlement // to it while it is idle; has room for one
-	exited    chan struct{}   // closed when it has ended, and doesn't start again
-	started   bool            // it runs
-	idle      bool
-	finishing bool // no further settlement will come
-	// backlog is what waits while it isn't idle, in order. spare was before.
-	backlog, spare []settlement
+// newLinkSession returns one whose link is still to be attached.
+func newLinkSession(k *consumer, sess link.Session) *linkSession {
+	ds := newDeliveries(k, sess.Quirks())
+	rs := &results{consumer: k, deliveries: ds}
+	ds.workers = newWorkers(ds, rs, k.cfg.Concurrency, k.slots, &k.workers)
+	return &linkSession{consumer: k, sess: sess, deliveries: ds, results: rs, exhausted: make(chan struct{}, 1)}
 }
 
-type settlement struct {
-	delivery *delivery
-	d        link.Disposition
+// sessionEnd is how a link session came to its end.
+type sessionEnd int
+
+const (
+	sessionLost    sessionEnd = iota // the link was lost
+	sessionDrained                   // ctx has ended
+	sessionRenewed                   // the session is to be replaced, and nothing is left on it
+	sessionStepped                   // a gated consumer goes to the end of the line
+)
+
+// startReceiving starts the goroutine of receive, which renew stops and may start again.
+func (s *linkSession) startReceiving() {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancelReceive = cancel
+	s.receiving.Go(func() { s.receive(ctx) })
 }
 
-// finished is what a worker has done.
-type finished struct {
-	delivery *delivery // nil: nothing
-	// settle says that d is to be written.
-	settle bool
-	d      link.Disposition
-	// again says that the handler is called again after a delay.
-	again bool
-	after time.Duration
-	// took is for how long the handler has run; 0: it hasn't.
-	took time.Duration
+// stopReceiving returns when all that has arrived was admitted.
+func (s *linkSession) stopReceiving() {
+	s.cancelReceive()
+	s.receiving.Wait()
 }
 
-// wakes is what is to be done after mu is unlocked.
-type wakes struct {
-	worker                      *worker     // to be woken
-	settle                      settlement  // for the settler, which is idle
-	late                        *delivery   // its link was lost
-	back                        []*delivery // to be requeued
-	release                     int         // bytes that aren't held any more
-	gather                      time.Duration
-	idle, resize, credit, nudge bool
-}
+// run handles deliveries until ctx ends, the link is lost or the session worn out.
+func (s *linkSession) run(ctx, handlerCtx context.Context, cancelHandlers context.CancelCauseFunc) sessionEnd {
+	ds := s.deliveries
+	s.results.handlerCtx = handlerCtx
+	interrupt := context.CancelCauseFunc(func(error) {})
+	if s.consumer.gated() {
+		s.results.handlerCtx, interrupt = context.WithCancelCause(handlerCtx)
+	}
+	defer interrupt(nil)
+	ds.isolation.begin()
+	s.consumer.setCurrent(ds)
+	defer s.consumer.setCurrent(nil)
+	ds.resize()
+	s.startReceiving()
+	s.results.askTimeout()
 
-// after does it.
-func (s *linkSession) after(then *wakes) {
-	then.worker.wake()
-	if then.settle.delivery != nil {
-		s.settler.next <- then.settle
+	end := s.live(ctx)
+	switch end {
+	case sessionDrained:
+		s.drain(cancelHandlers)
+	case sessionStepped:
+		s.drain(interrupt)
+	case sessionLost:
+		interrupt(failure.ErrConnectionLost) // another consumer continues
+		s.unsettled = ds.open()
+		level := slog.LevelWarn
+		if link.EndedConnection(ds.why) {
+			level = slog.LevelDebug // the line about the connection is for all its links
+		}
+		s.consumer.log.Log(handlerCtx, level, "hopback: the consumer's link was lost; opening it again", "error", failure.NewError("consume", s.consumer.queue, failure.ErrConnectionLost, ds.why), "unsettled", s.unsettled)
 	}
-	if then.late != nil {
-		s.late(then.late)
-	}
-	s.release(then.back)
-	if then.release > 0 {
-		s.link.Release(then.release)
-	}
-	if then.idle {
-		s.signalIdle()
-	}
-	switch {
-	case then.resize:
-		s.resize()
-	case then.credit:
-		s.grant()
-	}
-	if then.gather > 0 {
-		s.grantAfter(then.gather)
-	}
-	if then.nudge {
-		s.nudge()
-	}
-}
-
-// put has x settled. It is called with mu held.
-func (s *linkSession) put(x settlement, then *wakes) {
-	t := &s.settler
-	switch {
-	case s.over():
-		then.late = x.delivery
-	case t.finishing:
-	case !t.started:
-		t.started = true
-		go s.settle(x)
-	case t.idle:
-		t.idle = false
-		then.settle = x
+	s.stopReceiving()
+	s.results.deciding.finish()
+	switch end {
+	case sessionDrained:
+		// Handlers that ignored the end of their ctx can't be waited for: their
+		// messages go back to the queue as the link closes.
+		if s.silent.Load() {
+			s.consumer.forwarder.End()
+		} else {
+			s.consumer.forwarder.Close()
+		}
+		ds.settler.finish()
+		s.overBeforeClose()
+		s.closeLink()
+		if ds.open() == 0 {
+			ds.workers.wait() // none is in a handler
+		}
+		ds.die(failure.ErrClosed)
+	case sessionRenewed, sessionStepped:
+		ds.settler.finish()
+		s.overBeforeClose()
+		s.closeLink()
+		ds.die(errReplaced)
 	default:
-		t.backlog = append(t.backlog, x)
+		ds.settler.finish()
+	}
+	s.give()
+	return end
+}
+
+// closeLink is called before the session is closed: see DESIGN.md, delivery counts.
+func (s *linkSession) closeLink() {
+	limit := link.CloseTimeout
+	if s.silent.Load() {
+		limit = 0
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if s.deliveries.link.Close(ctx) != nil && ctx.Err() != nil {
+		s.silent.Store(true) // nor is the end of the session answered
 	}
 }
 
-// finishSettling returns when all that was to be settled is written.
-func (s *linkSession) finishSettling() {
-	s.mu.Lock()
-	t := &s.settler
-	t.finishing = true
-	started, idle := t.started, t.idle
-	s.mu.Unlock()
-	if idle {
-		close(t.next)
+// live waits for the end of the link session.
+func (s *linkSession) live(ctx context.Context) sessionEnd {
+	ds := s.deliveries
+	exhausted, active := s.exhausted, ds.gate.active
+	var again <-chan time.Time
+	starving := s.watchStarving(ctx)
+	defer starving.stop()
+	var tooLong <-chan time.Time
+	if s.consumer.gated() && s.consumer.cfg.ConsumerTimeout > 0 {
+		tooLong = time.After(ds.holdLeft())
 	}
-	if started {
-		<-t.exited
+	for {
+		select {
+		case <-ctx.Done():
+			return sessionDrained
+		case <-ds.dead:
+			return sessionLost
+		case <-active:
+			active = nil
+			ds.gate.begun = true
+			s.consumer.gate.Handler.Turn(ds.gate.turn)
+			continue
+		case <-ds.gate.step:
+			return sessionStepped
+		case <-tooLong:
+			left := ds.holdLeft()
+			if left <= 0 {
+				return sessionStepped
+			}
+			tooLong = time.After(left)
+			continue
+		case <-starving.due():
+			starving.check()
+			continue
+		case f := <-starving.found:
+			why := starving.starves(f)
+			if why == nil {
+				continue
+			}
+			starving.replaces(why)
+			if s.renew(ctx) {
+				return sessionRenewed
+			}
+			starving.rearm(0)
+			continue
+		case <-exhausted:
+			if s.consumer.gated() {
+				return sessionStepped
+			}
+			exhausted = nil
+		case <-again:
+		}
+		if s.renew(ctx) {
+			return sessionRenewed
+		}
+		again = time.After(renewPause)
 	}
 }
 
-// finish notes what a worker has done, and puts those that wait for it. It is called with mu
-// held by one that takes the next delivery then.
-func (s *linkSession) finish(f finished, then *wakes) {
-	if f.delivery == nil {
+// errReplaced is why a link session has ended whose session was replaced.
+var errReplaced = errors.New("the consumer's session was replaced")
+
+// renewPause is between two attempts to replace a session, which a long handler
+// can be in the way of. There are 2³⁰ deliveries left before it must be.
+const renewPause = time.Minute
+
+// renew has all that was delivered handled, so that another session can take over:
+// no credit for more, and within Grace nothing is unsettled. If it is by then, the
+// link session lives on, and renew says false; unless it can't any more: then what is left
+// goes back to the queue with the link.
+func (s *linkSession) renew(ctx context.Context) bool {
+	ds := s.deliveries
+	ds.credit.stop(s.consumer.expedite, ctx)
+	s.stopReceiving()
+	s.results.requeueUnreadable()
+	grace := time.NewTimer(s.consumer.cfg.Grace)
+	defer grace.Stop()
+	s.await(ds.open, grace.C, ctx.Done())
+	switch {
+	case ds.over() || ctx.Err() != nil:
+	case ds.open() == 0:
+		s.consumer.log.Debug("hopback: the consumer's session is replaced")
+		return true
+	case s.sess.Exhaust() >= 1.5:
+		s.consumer.log.Warn("hopback: the consumer's session must be replaced; the broker delivers unsettled messages again", "count", ds.open())
+		return true
+	}
+	if ctx.Err() != nil && ds.credit.undrained() {
+		return false // the drain that follows asks again
+	}
+	s.startReceiving()
+	ds.credit.resume()
+	return false
+}
+
+func (s *linkSession) give() {
+	if s.silent.Load() {
+		go s.consumer.deps.Sessions.Give(s.sess, false) // which waits for the broker
 		return
 	}
-	if f.settle {
-		s.put(settlement{f.delivery, f.d}, then)
+	s.consumer.deps.Sessions.Give(s.sess, false)
+}
+
+// receive admits deliveries until the link ends, or ctx does. It never waits for a handler, so it
+// notices at once when the link ends.
+func (s *linkSession) receive(ctx context.Context) {
+	for {
+		a, err := s.deliveries.link.Receive(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.deliveries.die(err)
+				return
+			}
+			for a, ok := s.deliveries.link.Prefetched(); ok; a, ok = s.deliveries.link.Prefetched() {
+				s.arrived(a)
+			}
+			return
+		}
+		s.arrived(a)
 	}
-	if f.took > 0 && !s.over() && s.consumer.estimate.handled(f.took) {
-		then.resize = true
+}
+
+// arrived makes a delivery of what has come.
+func (s *linkSession) arrived(a link.Arrival) {
+	now := time.Now()
+	if s.sess.Exhaust() >= 1 {
+		select {
+		case s.exhausted <- struct{}{}:
+		default:
+		}
+	}
+	if s.consumer.returns.Notice(a.Msg, s.consumer.deps.Now) {
+		s.consumer.log.Warn("hopback: the queue redelivers returned messages too early; deliveries whose copies wait are kept instead")
+	}
+	d := &delivery{consumer: s.consumer, id: a.ID, results: s.results, bytes: a.Kept}
+	d.Delivery = Delivery{message: a.Msg, queue: s.consumer.queue, received: now, core: d}
+	if s.consumer.order != nil && !a.Unreadable {
+		d.keyed()
+	}
+	var then followUps
+	s.deliveries.admit(d, a.Unreadable, &then)
+	s.deliveries.followUp(&then)
+	if a.Unreadable {
+		s.results.hold(d, a)
+	}
+}
+
+// drain ends the link session in the order that leaves delivery counts and the queue's order
+// alone: no more credit, then the handlers, then their settlements, then what no handler
+// has begun; the link after that, and the session last. A quorum queue appends what comes
+// back to what has come back before, so a failed message must be back before those behind
+// it.
+//
+// What no handler has begun goes back at once where the order doesn't count: the queue has
+// no single active consumer, so others can have it. RabbitMQ below 4.3 counts what goes back
+// as delivered, so there handlers get it while Grace lasts.
+//
+// If a handler ignores the end of its ctx, the link's end brings everything back, in order.
+func (s *linkSession) drain(cancelHandlers context.CancelCauseFunc) {
+	ds := s.deliveries
+	enough, heard := s.awaitSilence()
+	defer heard()
+	graceEnd := time.Now().Add(s.consumer.cfg.Grace)
+	// What the broker has to send before its answer can go back with the link, unless that is counted.
+	patience, end := context.WithDeadline(context.Background(), graceEnd)
+	defer end()
+	if !ds.old.CountsReturns {
+		end()
+	}
+	ds.credit.stop(enough, patience)
+	s.stopReceiving()
+
+	s.results.requeueUnreadable()
+	grace := time.NewTimer(time.Until(graceEnd))
+	defer grace.Stop()
+	if ds.old.CountsReturns {
+		s.await(ds.open, grace.C, enough)
+		ds.close()
+	} else {
+		ds.close()
+		shared := s.returnIfShared()
+		s.await(ds.begun, grace.C, enough)
+		shared()
 	}
 	switch {
-	case f.again:
-		s.gate.keep(s, f.delivery, f.after)
-		s.noteClosing(then)
-	case s.gated() && !f.settle && !f.delivery.settling.Load() && !s.over():
-		f.delivery.forwarding = true // its lane waits for the copy: see put
-	default:
-		s.leaveLane(f.delivery, then)
-	}
-}
-
-// leaveLane lets the next in d's lane continue. It is called with mu held by one that takes the
-// next delivery then.
-func (s *linkSession) leaveLane(d *delivery, then *wakes) {
-	if next := s.lanes.next(d); next != nil {
-		s.workers.waiting.Push(next)
-		s.noteClosing(then)
-	}
-}
-
-// enqueue hands d to the workers. It is called with mu held.
-func (s *linkSession) enqueue(d *delivery, then *wakes) {
-	if w := s.workers.put(d); w != nil {
-		then.worker = w
-	}
-	s.noteClosing(then)
-}
-
-// noteClosing makes the drain check again: a delivery's turn came after the last check.
-func (s *linkSession) noteClosing(then *wakes) {
-	if failure.IsClosed(s.closing) {
-		if s.returning {
-			then.back = append(then.back, s.unbegun()...)
+	case ds.begun() == 0 || ds.over():
+	case s.silent.Load():
+		if !s.consumer.gated() { // what runs comes before it
+			ds.returnUnbegun() // in case the broker reads it later
 		}
-		then.idle = true
-	}
-}
-
-// line hands d to the workers, now or when those before it in its lane are handled. It is
-// called with mu held.
-func (s *linkSession) line(d *delivery, then *wakes) {
-	if s.lanes.admit(d) {
-		s.enqueue(d, then)
-	}
-}
-
-// uncount notes that a delivery isn't the window's any more. It is called with mu held.
-func (s *linkSession) uncount(d *delivery, then *wakes) {
-	d.uncounted = true
-	s.window.unsettled--
-	then.release += d.bytes
-	d.bytes = 0
-	if s.window.unsettled == 0 || failure.IsClosed(s.closing) {
-		then.idle = true
-	}
-}
-
-// ready is how many deliveries wait for a handler. It is called with mu held.
-func (s *linkSession) ready() int {
-	return s.workers.count() + s.lanes.count() + s.isolation.count() + s.gate.count()
-}
-
-// unbegun removes what no handler has started, in the order in which it came. It is called with
-// mu held.
-func (s *linkSession) unbegun() (all []*delivery) {
-	for d := s.workers.waiting.Pop(); d != nil; d = s.workers.waiting.Pop() {
-		for ; d != nil; d = s.lanes.next(d) { // with those that wait for it
-			all = append(all, d)
+		// What waits for the broker, such as a copy, isn't waited for. Handlers are.
+		if !s.awaitWorkers(time.Until(graceEnd)) {
+			cancelHandlers(errGraceOver)
+			s.awaitWorkers(lastGrace)
 		}
+	default:
+		cancelHandlers(errGraceOver)
+		last := time.NewTimer(lastGrace)
+		defer last.Stop()
+		s.await(ds.begun, last.C, enough)
 	}
-	for _, d := range s.gate.empty() {
-		for ; d != nil; d = s.lanes.next(d) {
-			all = append(all, d)
+	if ds.begun() == 0 {
+		ds.returnUnbegun()
+		written := time.NewTimer(lastGrace)
+		defer written.Stop()
+		s.await(ds.open, written.C, enough)
+	}
+	if n := ds.open(); n > 0 && !ds.over() {
+		s.consumer.log.Warn("hopback: the drain ended with unsettled deliveries; the broker delivers them again", "count", n)
+	}
+}
+
+// returnIfShared has everything go back that no handler has begun if the queue certainly
+// has no single active consumer, once the broker has said so. It is called if handlers run. A gated consumer
+// returns nothing before its handlers are done. end ends that.
+func (s *linkSession) returnIfShared() (end func()) {
+	ds := s.deliveries
+	if s.consumer.gated() || ds.begun() == 0 || ds.begun() == ds.open() {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var asked sync.WaitGroup
+	asked.Go(func() {
+		if single, err := s.consumer.deps.Queues.singleActive(ctx, s.consumer.queue); err == nil && !single {
+			ds.returnUnbegun()
 		}
-	}
-	all = append(all, s.lanes.empty()...)
-	if s.returning {
-		all = append(all, s.isolation.empty()...)
-	}
-	slices.SortFunc(all, func(a, b *delivery) int { return int(int32(a.id - b.id)) }) // serial numbers, which may wrap
-	return all
-}
-
-// signalIdle has the drain look whether everything is settled.
-func (s *linkSession) signalIdle() {
-	select {
-	case s.idle <- struct{}{}:
-	default:
-	}
-}
-
-// group is goroutines that may be started until finish is called.
-type group struct {
-	mu       sync.Mutex
-	finished bool
-	running  sync.WaitGroup
-}
-
-// start runs f on a goroutine, unless finish was called.
-func (g *group) start(f func()) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.finished {
-		g.running.Go(f)
-	}
-}
-
-// finish returns when all have ended. No more are started.
-func (g *group) finish() {
-	g.mu.Lock()
-	g.finished = true
-	g.mu.Unlock()
-	g.running.Wait()
-}
-
-func (s *linkSession) over() bool {
-	select {
-	case <-s.dead:
-		return true
-	default:
-		return false
-	}
-}
-
-func (s *linkSession) die(err error) {
-	s.deadOnce.Do(func() {
-		s.why = err
-		close(s.dead)
-		s.workers.stop()
-		s.mu.Lock()
-		s.gate.empty() // stops its timers
-		s.mu.Unlock()
 	})
+	return func() {
+		cancel()
+		asked.Wait()
+	}
 }
 
-// open counts the deliveries that are neither settled nor held for good.
-func (s *linkSession) open() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.window.unsettled + s.aside
-}
+const (
+	// silentAfter is how long a drain may take before the broker is asked whether it
+	// answers at all, and silentLimit how long it has for that.
+	silentAfter = time.Second
+	silentLimit = 4 * time.Second
+)
 
-// begun counts those of them that don't wait for a handler.
-func (s *linkSession) begun() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.window.unsettled + s.aside - s.ready()
-}
-
-// prompt returns a ctx for what the link session asks the broker on the way. It ends with it,
-// or when the drain begins, and after askLimit.
-func (s *linkSession) prompt() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
+// awaitSilence returns a channel that is closed when the drain is to wait no longer for
+// the broker: since it must hurry, or since the broker doesn't answer. heard ends that.
+func (s *linkSession) awaitSilence() (enough <-chan struct{}, heard func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	var asked sync.WaitGroup
+	asked.Go(func() {
+		if backoff.Sleep(ctx, silentAfter) && !s.sess.Answering(ctx, silentLimit) {
+			s.consumer.log.Warn("hopback: the broker doesn't answer; the consumer stops without waiting for it")
+			s.silent.Store(true)
+			cancel()
+		}
+	})
 	go func() {
-		defer cancel()
+		defer close(done)
 		select {
-		case <-s.closing:
-		case <-s.dead:
+		case <-s.consumer.expedite:
 		case <-ctx.Done():
 		}
 	}()
-	return ctx, cancel
+	return done, func() {
+		cancel()
+		asked.Wait()
+	}
 }
 
-// builtAddress is an address with what Build makes of it.
-type builtAddress struct {
-	of      address.Address
-	encoded string
+// awaitWorkers waits until no handler runs, for at most d, and says whether none does.
+// It takes the slots of those that have ended, so that none begins.
+func (s *linkSession) awaitWorkers(d time.Duration) bool {
+	n := 0
+	defer func() {
+		for range n {
+			<-s.consumer.slots
+		}
+	}()
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for ; n < cap(s.consumer.slots); n++ {
+		select {
+		case s.consumer.slots <- struct{}{}:
+		case <-t.C:
+			return false
+		case <-s.consumer.expedite:
+			return false
+		case <-s.deliveries.dead:
+			return false
+		}
+	}
+	return true
+}
+
+// await waits until left, which is deliveries.open or begun, returns 0, the timer fires, or the link ends.
+func (s *linkSession) await(left func() int, timer <-chan time.Time, expedite <-chan struct{}) {
+	for left() > 0 {
+		select {
+		case <-s.deliveries.idle:
+		case <-timer:
+			return
+		case <-expedite:
+			return
+		case <-s.deliveries.dead:
+			return
+		}
+	}
 }

@@ -53,10 +53,11 @@ type finding struct {
 	err error
 }
 
+// watchStarving watches the link of a consumer that isn't gated: that one may be in line for long.
 func (s *linkSession) watchStarving(ctx context.Context) *starvation {
 	w := &starvation{s: s}
 	w.ctx, w.cancel = context.WithCancel(ctx)
-	if s.consumer.deps.Peek != nil && !s.consumer.starvation.refused {
+	if !s.consumer.gated() && !s.consumer.starvation.refused {
 		w.found = make(chan finding, 1)
 		w.timer = time.NewTimer(jittered(s.consumer.starvation.after))
 	}
@@ -78,8 +79,8 @@ func (w *starvation) due() <-chan time.Time {
 	return w.timer.C
 }
 
-// again sets the time of the next check, after a silence so far.
-func (w *starvation) again(silent time.Duration) {
+// rearm sets the time of the next check, after a silence so far.
+func (w *starvation) rearm(silent time.Duration) {
 	wait := w.s.consumer.starvation.pause
 	if silent < wait {
 		wait -= silent
@@ -93,10 +94,11 @@ func jittered(d time.Duration) time.Duration { return d + rand.N(d/4+1) }
 // silence is for how long there has been credit and no delivery; 0 if there is no
 // credit.
 func (w *starvation) silence() (d time.Duration, came bool) {
-	w.s.mu.Lock()
-	since, came, open := w.s.window.starving()
-	w.s.mu.Unlock()
-	if !open || w.s.link.Full() { // no delivery has room, so the broker isn't at fault
+	ds := w.s.deliveries
+	ds.mu.Lock()
+	since, came, open := ds.credit.window.starving()
+	ds.mu.Unlock()
+	if !open || ds.link.Full() { // no delivery has room, so the broker isn't at fault
 		return 0, came
 	}
 	return max(time.Since(since), 1), came
@@ -115,16 +117,16 @@ func (w *starvation) check() {
 	}
 	w.checked = time.Now()
 	confirm := w.confirming && silent > 0
-	unknown := w.s.old.LosesSettlements && w.leader == ""
+	unknown := w.s.deliveries.old.LosesSettlements && w.leader == ""
 	if !confirm && !unknown && silent < h.pause {
 		w.confirming = false
-		w.again(silent)
+		w.rearm(silent)
 		return
 	}
 	go func() {
 		ctx, cancel := context.WithTimeout(w.ctx, starvingPeek)
 		defer cancel()
-		l, err := w.s.consumer.deps.Peek(ctx, w.s.consumer.queue)
+		l, err := w.s.consumer.deps.Queues.peek(ctx, w.s.consumer.queue)
 		w.found <- finding{l, err}
 	}()
 }
@@ -153,7 +155,7 @@ func (w *starvation) starves(f finding) error {
 		if moved {
 			w.leader = was // for the next look, when the link is idle
 		}
-	case moved && came && w.s.old.LosesSettlements:
+	case moved && came && w.s.deliveries.old.LosesSettlements:
 		return mayHaveLost(was, f.Leader)
 	case f.Ready > 0:
 		w.confirming = true
@@ -162,7 +164,7 @@ func (w *starvation) starves(f finding) error {
 	case h.vain == 0:
 		h.pause = min(2*h.pause, max(emptyPause, h.after))
 	}
-	w.again(silent)
+	w.rearm(silent)
 	return nil
 }
 

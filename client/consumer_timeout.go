@@ -4,6 +4,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/message"
 )
 
 // timeouts ends handlers shortly before the broker takes their deliveries back, which it
@@ -25,14 +28,6 @@ type timeouts struct {
 	// The last delivery that the broker revoked: for how long it was held, and until when.
 	held  time.Duration
 	until time.Time
-}
-
-// handlerLink is the link of a delivery with a handler.
-type handlerLink interface {
-	deliveryLink
-	// nearTimeout is called before the broker takes d back, and again with last shortly
-	// before that, on its own goroutine.
-	nearTimeout(d *delivery, last bool)
 }
 
 // know takes a limit. The lowest counts.
@@ -112,8 +107,7 @@ func (t *timeouts) peek() {
 	wait := limit/2 - margin // none is due sooner that hasn't begun yet
 	for _, d := range t.workers.deliveries() {
 		began := d.began.Load()
-		link, ok := d.handledBy()
-		if began == 0 || !ok || link.over() || d.settling.Load() || time.Unix(0, began).Sub(d.received) > limit/2 {
+		if began == 0 || d.results.deliveries.over() || d.settling.Load() || time.Unix(0, began).Sub(d.received) > limit/2 {
 			continue
 		}
 		stage := int32(0)
@@ -126,7 +120,7 @@ func (t *timeouts) peek() {
 			wait = min(wait, left-margin)
 		}
 		if d.nearing.Swap(stage) < stage {
-			go link.nearTimeout(d, stage == 2)
+			go d.results.nearTimeout(d, stage == 2)
 		}
 	}
 	t.mu.Lock()
@@ -134,8 +128,124 @@ func (t *timeouts) peek() {
 	t.arm(max(wait, minTimeoutPeek))
 }
 
-// handledBy is the link of a consumer that d came in on.
-func (d *delivery) handledBy() (handlerLink, bool) {
-	l, ok := d.link.(handlerLink)
-	return l, ok
+// askTimeout learns the queue's own consumer timeout.
+func (rs *results) askTimeout() {
+	k := rs.consumer
+	if rs.deliveries.old.LacksConsumerTimeout || k.cfg.ConsumerTimeout > 0 || k.timeoutAsked.Load() {
+		return
+	}
+	rs.deciding.start(func() {
+		ctx, cancel := rs.prompt()
+		defer cancel()
+		if limit, err := k.deps.Queues.consumerTimeout(ctx, k.queue); err == nil {
+			k.timeouts.know(limit)
+			k.timeoutAsked.Store(true)
+		}
+	})
+}
+
+// nearTimeout has a handler's failure count while it can. timeouts calls it, on a goroutine, before the
+// broker takes d back, and again with last shortly before that.
+func (rs *results) nearTimeout(d *delivery, last bool) {
+	held := time.Since(d.received).Round(time.Millisecond)
+	if !last {
+		rs.consumer.log.WarnContext(d.logCtx(), "hopback: a handler has run for nearly as long as the consumer timeout; its ctx ends", "message_id", message.ID(d.message), "held", held)
+		if d.inner.deadline.IsZero() { // the timeout wasn't known when it began
+			d.end(ErrConsumerTimeoutNear)
+		}
+		return
+	}
+	d.end(ErrConsumerTimeoutNear)
+	if rs.consumer.gated() {
+		rs.deliveries.gate.stepBack() // with its link, the message returns in its order
+		return
+	}
+	rs.deciding.start(func() {
+		keeps, _ := rs.hasDeadLetterExchange()
+		switch {
+		case d.began.Load() == 0 || d.settling.Load() || rs.deliveries.over(): // the handler has returned
+		case !keeps:
+			rs.consumer.log.ErrorContext(d.logCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; the broker will deliver the message again without counting a failure, because its queue isn't known to have a dead-letter exchange", "message_id", message.ID(d.message), "held", held)
+		default:
+			rs.consumer.log.ErrorContext(d.logCtx(), "hopback: a handler ignores the end of its ctx, and the consumer timeout is nearly over; its message returns to the queue as a failed delivery", "message_id", message.ID(d.message), "held", held)
+			rs.deliveries.settle(d, link.Disposition{Kind: link.DispositionModified, Failed: true})
+		}
+	})
+}
+
+// leaseEnded is called by the link when the broker has taken deliveries back, so it hands
+// on to a goroutine.
+func (rs *results) leaseEnded(first, last uint32) {
+	rs.deliveries.mu.Lock()
+	all := rs.deliveries.leases.revoked(first, last)
+	rs.deliveries.mu.Unlock()
+	if rs.consumer.gated() {
+		rs.deliveries.gate.stepBack()
+		rs.deliveries.close() // no later message of the key begins
+	}
+	if len(all) == 0 {
+		go rs.deliveries.credit.nudge() // the settlement and this have crossed
+	}
+	for _, d := range all {
+		go rs.revoked(d)
+	}
+}
+
+// revoked is called when the broker has given d to another consumer, because it was held for
+// longer than the queue's consumer timeout. The broker sends this link nothing more until the
+// revoked delivery is settled and a flow has followed. So revoked settles it at once. The
+// handler's result will be ignored; the handler learns that from its ctx.
+func (rs *results) revoked(d *delivery) {
+	now := time.Now()
+	rs.consumer.log.WarnContext(d.logCtx(), "hopback: the broker revoked a delivery because it was held for longer than the consumer timeout", "message_id", message.ID(d.message), "held", now.Sub(d.received).Round(time.Millisecond))
+	rs.consumer.timeouts.learn(d.received, now)
+	d.back.Store(true)
+	d.end(ErrConsumerTimeout)
+	if d.settling.Load() {
+		rs.deliveries.mu.Lock()
+		written := d.settled
+		rs.deliveries.mu.Unlock()
+		// Otherwise forget does it. A flow before the settlement is in vain, and a drain then would
+		// keep the one behind it from being sent.
+		if written {
+			rs.deliveries.credit.nudge()
+		}
+		return
+	}
+	rs.deliveries.settle(d, link.Disposition{Kind: link.DispositionReleased})
+}
+
+// leases finds the deliveries that the broker revokes by their ids. A nil map keeps none.
+// deliveries.mu guards it.
+type leases map[uint32]*delivery
+
+func (l leases) begin(d *delivery) {
+	if l != nil {
+		l[d.id] = d
+	}
+}
+
+func (l leases) end(d *delivery) {
+	if l[d.id] == d {
+		delete(l, d.id)
+	}
+}
+
+// revoked ends the leases of the deliveries from first to last, and returns those that
+// there are.
+func (l leases) revoked(first, last uint32) (all []*delivery) {
+	if first == last { // mostly
+		if d := l[first]; d != nil {
+			delete(l, first)
+			all = append(all, d)
+		}
+		return all
+	}
+	for id, d := range l { // ids wrap
+		if id-first <= last-first {
+			delete(l, id)
+			all = append(all, d)
+		}
+	}
+	return all
 }

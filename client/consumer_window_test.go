@@ -16,7 +16,7 @@ func TestSettlementsThatComeTogetherAreGrantedTogether(t *testing.T) {
 	var granted []int
 	peek := func(more bool) {
 		if w.due(more) {
-			n, reclaim := w.take(now, false)
+			n, reclaim := w.nextCredit(now, false)
 			assert.False(t, reclaim)
 			granted = append(granted, n)
 		}
@@ -45,17 +45,17 @@ func TestSettlementsThatComeTogetherAreGrantedTogether(t *testing.T) {
 func TestALowerLimitTakesCreditBack(t *testing.T) {
 	now := time.Now()
 	w := window{workers: 4, limit: 16}
-	credit, _ := w.take(now, false)
+	credit, _ := w.nextCredit(now, false)
 	assert.Equal(t, 16, credit)
 	w.limit = 2
 	assert.True(t, w.due(false))
-	credit, reclaim := w.take(now, false)
+	credit, reclaim := w.nextCredit(now, false)
 	assert.Zero(t, credit)
 	assert.True(t, reclaim)
 	w.draining = make(chan struct{})
 	assert.False(t, w.due(false))
 	w.drained(true)
-	credit, reclaim = w.take(now, false)
+	credit, reclaim = w.nextCredit(now, false)
 	assert.Equal(t, 2, credit)
 	assert.False(t, reclaim)
 	w.stopped = true

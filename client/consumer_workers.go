@@ -12,12 +12,12 @@ import (
 // them, one delivery at a time each.
 //
 // Each goroutine that takes part in a burst costs a switch, and a stack that the CPU's
-// caches don't hold. So no more take part than have to: a delivery wakes the worker that
-// has become idle last, or starts one if none is idle, and wakes nobody while another is
+// caches don't hold. So no more take part than have to: a delivery followUps the worker that
+// has become idle last, or starts one if none is idle, and followUps nobody while another is
 // on its way. Handlers that are done at once are so run by a few workers, those that
 // block by as many as there are deliveries, and surplus workers sleep undisturbed.
 //
-// The invariant, whenever linkSession.mu is free: if deliveries wait, then
+// The invariant, whenever deliveries.mu is free: if deliveries wait, then
 //
 //   - a worker is on its way (coming), or
 //   - Concurrency workers live, and none of them is idle, or
@@ -29,12 +29,13 @@ import (
 // one on its way is only the slot that a new worker needs, which a handler of an earlier
 // link may have; then it isn't on its way any more, and calls another (takeSlot).
 type workers struct {
-	of    *linkSession // whose deliveries they are
+	of    *deliveries
+	do    *results // runs the handlers
 	most  int
 	slots chan struct{} // see consumer.slots
 	all   *workerSet
 
-	// Guarded by the linkSession's mu.
+	// Guarded by deliveries.mu.
 	waiting fifo.Queue[*delivery]
 	idle    []*worker // the one that became so last is the last
 	alive   int
@@ -45,15 +46,15 @@ type workers struct {
 	running sync.WaitGroup
 }
 
-func newWorkers(of *linkSession, most int, slots chan struct{}, all *workerSet) *workers {
-	return &workers{of: of, most: most, slots: slots, all: all, ended: make(chan struct{})}
+func newWorkers(of *deliveries, do *results, most int, slots chan struct{}, all *workerSet) *workers {
+	return &workers{of: of, do: do, most: most, slots: slots, all: all, ended: make(chan struct{})}
 }
 
 // worker is one goroutine of them.
 type worker struct {
 	// called has one value when the worker should check for a delivery.
 	called chan struct{}
-	// retired says that it should end. linkSession.mu guards it.
+	// retired says that it should end. deliveries.mu guards it.
 	retired bool
 	// current is the delivery that it has; nil: none.
 	current atomic.Pointer[delivery]
@@ -169,7 +170,7 @@ func (c *workers) work(coming bool) {
 	defer c.all.leave(w)
 	for d := c.next(w, coming, finished{}); d != nil; {
 		w.current.Store(d)
-		done := c.of.work(d)
+		done := c.do.work(d)
 		w.current.Store(nil)
 		d = c.next(w, false, done)
 	}
@@ -201,7 +202,7 @@ func (c *workers) takeSlot(coming bool) (took, still bool) {
 // next ends what w did, and returns the next delivery for it, and waits for one; nil: the
 // workers are stopped.
 func (c *workers) next(w *worker, coming bool, done finished) *delivery {
-	var then wakes
+	var then followUps
 	c.of.mu.Lock()
 	c.of.finish(done, &then)
 	for {
@@ -210,7 +211,7 @@ func (c *workers) next(w *worker, coming bool, done finished) *delivery {
 		}
 		if c.stopped {
 			c.of.mu.Unlock()
-			c.of.after(&then)
+			c.of.followUp(&then)
 			return nil
 		}
 		if d := c.waiting.Pop(); d != nil {
@@ -218,13 +219,13 @@ func (c *workers) next(w *worker, coming bool, done finished) *delivery {
 				then.worker = other
 			}
 			c.of.mu.Unlock()
-			c.of.after(&then)
+			c.of.followUp(&then)
 			return d
 		}
 		c.idle = append(c.idle, w)
 		c.of.mu.Unlock()
-		c.of.after(&then)
-		then = wakes{}
+		c.of.followUp(&then)
+		then = followUps{}
 		<-w.called
 		c.of.mu.Lock()
 		if w.retired {

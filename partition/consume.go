@@ -209,7 +209,7 @@ func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *cl
 	w.consume = func(ctx context.Context, p *part) error {
 		return in.ConsumeGated(ctx, p.queue, inside.Gated[*client.Delivery]{
 			Window: w.group.Window, Concurrency: min(w.cfg.Concurrency, w.group.Window), Grace: w.cfg.Grace, ConsumerTimeout: time.Duration(w.timeout.Load()),
-			Key: p.key, Handler: &handler{w, p}, Turn: p.began, Over: p.ended, Attached: p.lineUp,
+			Handler: handler{p},
 		})
 	}
 	var asking sync.WaitGroup

@@ -38,16 +38,13 @@ const (
 
 // handler is the handler of one partition. It turns what would return a message to its queue, and
 // so lose its place, into another attempt later.
-type handler struct {
-	of   *worker
-	part *part
-}
+type handler struct{ *part }
 
-func (h *handler) Prepare(ctx context.Context, s client.Start) error {
+func (h handler) Prepare(ctx context.Context, s client.Start) error {
 	return client.Prepare(ctx, h.of.inner, s)
 }
 
-func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
+func (h handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	var was attempts
 	again := inside.AgainFrom(ctx)
 	if again != nil {
@@ -107,7 +104,7 @@ func left(past inside.Past, now time.Time) time.Duration {
 }
 
 // keep leaves a delivery unchanged in hand: its handler wasn't called, or was interrupted.
-func (h *handler) keep(again *inside.Again, was attempts) error {
+func (h handler) keep(again *inside.Again, was attempts) error {
 	kept := inside.Again{Retries: was.retries, State: was}
 	if again != nil {
 		kept.Annotations = again.Annotations
@@ -116,7 +113,7 @@ func (h *handler) keep(again *inside.Again, was attempts) error {
 }
 
 // judge returns what becomes of a message whose handler returned err.
-func (h *handler) judge(ctx context.Context, d *client.Delivery, again *inside.Again, was attempts, err error) error {
+func (h handler) judge(ctx context.Context, d *client.Delivery, again *inside.Again, was attempts, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -155,7 +152,7 @@ func (h *handler) judge(ctx context.Context, d *client.Delivery, again *inside.A
 }
 
 // decided carries out what the policy decides.
-func (h *handler) decided(d *client.Delivery, was attempts, err error, says outcome.Verdict) error {
+func (h handler) decided(d *client.Delivery, was attempts, err error, says outcome.Verdict) error {
 	now := h.of.clock.now()
 	if was.blocked {
 		return h.block(d, was, err)
@@ -185,7 +182,7 @@ func (h *handler) decided(d *client.Delivery, was attempts, err error, says outc
 func hold(delay time.Duration) time.Duration { return min(max(delay, minHold), maxHold) }
 
 // giveUp ends the retries of a message.
-func (h *handler) giveUp(d *client.Delivery, was attempts, reason client.Reason, err error) error {
+func (h handler) giveUp(d *client.Delivery, was attempts, reason client.Reason, err error) error {
 	if h.of.cfg.Failed == BlockKey {
 		if was.first.IsZero() {
 			was.first = h.of.clock.now()
@@ -198,14 +195,14 @@ func (h *handler) giveUp(d *client.Delivery, was attempts, reason client.Reason,
 }
 
 // block keeps a message at the head of its key.
-func (h *handler) block(d *client.Delivery, was attempts, err error) error {
+func (h handler) block(d *client.Delivery, was attempts, err error) error {
 	was.blocked = true
 	report(d, instrument.Decision{Kind: instrument.DecisionWait, Attempt: was.retries + 1, Reason: "blocked", Delay: blockedEvery, Wait: blockedEvery, Err: err})
 	return h.wait(d, was, blockedEvery, err)
 }
 
 // wait keeps a message in hand until its next attempt.
-func (h *handler) wait(d *client.Delivery, was attempts, delay time.Duration, err error) error {
+func (h handler) wait(d *client.Delivery, was attempts, delay time.Duration, err error) error {
 	return &inside.Again{
 		Delay: delay, Retries: was.retries, State: was, Err: err,
 		Annotations: h.of.cfg.policy.History(h.part.queue, d.Message(), was.retries, was.first, h.of.clock.now(), delay, err),

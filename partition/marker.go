@@ -122,8 +122,8 @@ func (s *seals) question(number uint64) {
 	}
 }
 
-// key is the key of a delivery's lane. It is called as the delivery comes.
-func (p *part) key(d *client.Delivery) string {
+// Key is the key of a delivery's lane. It is called as the delivery comes.
+func (p *part) Key(d *client.Delivery) string {
 	if _, _, ok := markerOf(d); ok {
 		return markerLane
 	}
@@ -171,7 +171,7 @@ const (
 
 // marker handles d if it is a marker. Otherwise ordinary says that it has to be handled as any other
 // message; this is kept in its attempts.
-func (h *handler) marker(d *client.Delivery, was *attempts) (ordinary bool, again error) {
+func (h handler) marker(d *client.Delivery, was *attempts) (ordinary bool, again error) {
 	seal, id, ok := markerOf(d)
 	if !ok || was.ordinary {
 		return true, nil

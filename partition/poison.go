@@ -129,7 +129,7 @@ func (s *poisons) before(d *client.Delivery) bool {
 
 // begin takes the right to call the handler of a delivery, which end returns. Otherwise instead is what
 // becomes of the delivery.
-func (h *handler) begin(ctx context.Context, d *client.Delivery, again *inside.Again, was *attempts) (end func(), instead error) {
+func (h handler) begin(ctx context.Context, d *client.Delivery, again *inside.Again, was *attempts) (end func(), instead error) {
 	w, p := h.of, h.part
 	s := suspicionOf(d.Message())
 	if !s.poison() || was.tried {
@@ -213,7 +213,7 @@ func (w *worker) free(slots int) {
 
 // trial decides whether the first delivery that counts as poison is tried: nil. marked says that it is
 // returned with a mark. It is called with the worker's right to try one.
-func (h *handler) trial(ctx context.Context, d *client.Delivery, again *inside.Again, was *attempts, s suspicion) (instead error, marked bool) {
+func (h handler) trial(ctx context.Context, d *client.Delivery, again *inside.Again, was *attempts, s suspicion) (instead error, marked bool) {
 	p := h.part
 	limit := h.of.limit.Load()
 	survived := s.mark > 0 && p.trying.mark == s.mark && p.trying.count == s.count-1
@@ -234,7 +234,7 @@ func (h *handler) trial(ctx context.Context, d *client.Delivery, again *inside.A
 
 // survivor is what becomes of a delivery whose handler has returned err. One that counted as poison and
 // stays in hand doesn't any more, and neither do the others.
-func (h *handler) survivor(d *client.Delivery, err error) error {
+func (h handler) survivor(d *client.Delivery, err error) error {
 	if again, ok := err.(*inside.Again); ok && suspicionOf(d.Message()).poison() {
 		return h.returnAll(again, noMark)
 	}
@@ -242,7 +242,7 @@ func (h *handler) survivor(d *client.Delivery, err error) error {
 }
 
 // returnAll has the consumer return all that it holds, with a mark for this delivery.
-func (h *handler) returnAll(again *inside.Again, mark int64) error {
+func (h handler) returnAll(again *inside.Again, mark int64) error {
 	p := h.part
 	annotations := map[string]any{markKey: mark}
 	for k, v := range again.Annotations {

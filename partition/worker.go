@@ -274,8 +274,8 @@ func (p *part) leave() {
 	}
 }
 
-// began is called when RabbitMQ has made the worker active.
-func (p *part) began(t turn) {
+// Turn is called when RabbitMQ has made the worker active.
+func (p *part) Turn(t turn) {
 	p.warned.Store(false)
 	p.fresh, p.disordered = false, false
 	p.poisons.reset()
@@ -283,9 +283,9 @@ func (p *part) began(t turn) {
 	p.of.do(func() { p.turn, p.active = t, time.Now() })
 }
 
-// ended is called when a turn is over. It returns when the loop knows, and OnAssigned was called:
+// Over is called when a turn is over. It returns when the loop knows, and OnAssigned was called:
 // only then can another worker become active, unless the connection was lost.
-func (p *part) ended(t turn) {
+func (p *part) Over(t turn) {
 	done := make(chan struct{})
 	p.of.do(func() {
 		if p.turn == t { // and not a later one, of another consumer
@@ -330,8 +330,8 @@ func (p *part) attach() {
 	})
 }
 
-// lineUp is called when the consumer is in line for the first time.
-func (p *part) lineUp() {
+// Attached is called when the consumer is in line for the first time.
+func (p *part) Attached() {
 	p.of.do(func() {
 		w := p.of
 		p.lined = true

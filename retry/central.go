@@ -126,6 +126,9 @@ func Central(p Policy, cfg CentralConfig) client.Handler {
 // centralPath is where the errors of a CentralConfig begin.
 var centralPath = argument.Root("CentralConfig")
 
+// plan is the policy's, with what leads to the failed queue and from there.
+func (c *central) plan() centralPlan { return centralPlan{c.retries.plan, c.cfg} }
+
 // withDefaults checks cfg.
 func (cfg CentralConfig) withDefaults(pl *plan) (CentralConfig, error) {
 	cfg.Queues = slices.Clone(cfg.Queues)

@@ -28,27 +28,34 @@ const (
 	delayUnknown int64 = -1 // to the dead-letter queue of the failed queue
 )
 
+// centralPlan is the plan of a Central: what leads its work queues' dead letters to the failed queue, and
+// what leads from there back to the work queues, or to dead-letter queues. It doesn't change.
+type centralPlan struct {
+	*plan
+	cfg CentralConfig
+}
+
 // canMove reports whether CentralTopology declares what moving needs.
-func (pl *plan) canMove(cfg CentralConfig) bool {
-	return pl.ladder == nil && cfg.Counter == "" && cfg.FailedQueue == pl.names.FailedQueue
+func (c centralPlan) canMove() bool {
+	return c.ladder == nil && c.cfg.Counter == "" && c.cfg.FailedQueue == c.names.FailedQueue
 }
 
 // failedExits are the bindings by which messages leave the failed queue, and those by which
 // they return after a delay.
-func (pl *plan) failedExits() declare.Topology {
-	n := pl.names
+func (c centralPlan) failedExits() declare.Topology {
+	n := c.names
 	t := declare.Topology{Bindings: []declare.Binding{
 		{Source: n.GivenUpExchange, Exchange: n.FailedExchange, Key: n.FailedQueue},
-		pl.failedHeaders(n.DeadLetterQueue(n.FailedQueue), "rejected", map[string]any{annotation.Delay: delayUnknown}),
+		c.failedHeaders(n.DeadLetterQueue(n.FailedQueue), "rejected", map[string]any{annotation.Delay: delayUnknown}),
 	}}
-	if len(pl.levels) > 0 {
+	if len(c.levels) > 0 {
 		t.Bindings = append(t.Bindings, declare.Binding{Source: n.ReturnExchange, Exchange: n.FailedExchange, Key: n.FailedQueue})
 	}
-	for _, d := range pl.levels {
+	for _, d := range c.levels {
 		t.Queues = append(t.Queues, holding(n.HoldQueue(d), d, n.ReturnExchange))
 		// The mark isn't that of StrategyDeadLetter: what a worker rejects later must come to
 		// Central, and not to a delay queue.
-		t.Bindings = append(t.Bindings, pl.failedHeaders(n.HoldQueue(d), "rejected", map[string]any{
+		t.Bindings = append(t.Bindings, c.failedHeaders(n.HoldQueue(d), "rejected", map[string]any{
 			client.AnnotationReason: reasonWaits, annotation.Delay: d.Milliseconds(),
 		}))
 	}
@@ -56,35 +63,27 @@ func (pl *plan) failedExits() declare.Topology {
 }
 
 // failedReturns are the bindings to a work queue and to its dead-letter queue.
-func (pl *plan) failedReturns(queue string) declare.Topology {
+func (c centralPlan) failedReturns(queue string) declare.Topology {
 	var t declare.Topology
-	if len(pl.levels) > 0 {
-		t.Bindings = append(t.Bindings, pl.failedHeaders(queue, "expired", map[string]any{client.AnnotationReason: reasonWaits, annotation.Queue: queue}))
+	if len(c.levels) > 0 {
+		t.Bindings = append(t.Bindings, c.failedHeaders(queue, "expired", map[string]any{client.AnnotationReason: reasonWaits, annotation.Queue: queue}))
 	}
-	t.Bindings = append(t.Bindings, pl.failedHeaders(pl.names.DeadLetterQueue(queue), "rejected", map[string]any{annotation.Delay: delayDead, annotation.Queue: queue}))
+	t.Bindings = append(t.Bindings, c.failedHeaders(c.names.DeadLetterQueue(queue), "rejected", map[string]any{annotation.Delay: delayDead, annotation.Queue: queue}))
 	return t
-}
-
-// moving is failedReturns, where Central moves.
-func (pl *plan) moving(cfg CentralConfig, queue string) declare.Topology {
-	if !pl.canMove(cfg) {
-		return declare.Topology{}
-	}
-	return pl.failedReturns(queue)
 }
 
 // failedHeaders is a binding of the failed exchange, for messages with these annotations that
 // were last dead-lettered for that reason.
-func (pl *plan) failedHeaders(queue, reason string, headers map[string]any) declare.Binding {
+func (c centralPlan) failedHeaders(queue, reason string, headers map[string]any) declare.Binding {
 	headers["x-last-death-reason"] = reason
-	return declare.Binding{Source: pl.names.FailedExchange, Queue: queue, Match: declare.MatchAllWithX, Headers: headers}
+	return declare.Binding{Source: c.names.FailedExchange, Queue: queue, Match: declare.MatchAllWithX, Headers: headers}
 }
 
 // failedExchanges are those that moving needs.
-func (pl *plan) failedExchanges() (all []declare.Exchange) {
-	n := pl.names
+func (c centralPlan) failedExchanges() (all []declare.Exchange) {
+	n := c.names
 	all = append(all, declare.Exchange{Name: n.FailedExchange, Type: declare.ExchangeHeaders, AlternateExchange: n.parkingExchange()})
-	if len(pl.levels) > 0 {
+	if len(c.levels) > 0 {
 		all = append(all, declare.Exchange{Name: n.ReturnExchange, Type: declare.ExchangeDirect, AlternateExchange: n.parkingExchange()})
 	}
 	return all
@@ -92,8 +91,8 @@ func (pl *plan) failedExchanges() (all []declare.Exchange) {
 
 // copiedExit leads what the failed queue dead-letters to its dead-letter queue, where Central
 // doesn't move. With it and the exits above each message would be in two places.
-func (pl *plan) copiedExit(cfg CentralConfig) declare.Binding {
-	return declare.Binding{Source: pl.names.GivenUpExchange, Queue: pl.names.DeadLetterQueue(cfg.FailedQueue), Key: cfg.FailedQueue}
+func (c centralPlan) copiedExit() declare.Binding {
+	return declare.Binding{Source: c.names.GivenUpExchange, Queue: c.names.DeadLetterQueue(c.cfg.FailedQueue), Key: c.cfg.FailedQueue}
 }
 
 var errUnchecked = errors.New("the work queue can't be inspected")
@@ -101,7 +100,7 @@ var errUnchecked = errors.New("the work queue can't be inspected")
 // notMoving is why Central copies the messages of a work queue, or nil. It assumes the
 // exchanges as CentralTopology declares them, since AMQP doesn't show them.
 func (c *central) notMoving(ctx context.Context, start client.Start, queue string) error {
-	pl := c.retries.plan
+	pl := c.plan()
 	switch {
 	case pl.ladder != nil:
 		return errors.New("the policy has AnyDelay")
@@ -110,7 +109,7 @@ func (c *central) notMoving(ctx context.Context, start client.Start, queue strin
 	}
 	exits := pl.failedExits()
 	t := join(exits, pl.failedReturns(queue))
-	old := pl.copiedExit(c.cfg)
+	old := pl.copiedExit()
 	s, whole := c.virtualHost(ctx, logOf(start))
 	if !whole {
 		var err error

@@ -50,10 +50,11 @@ const GuardFailedQueue Guard = "failed-queue"
 //   - With [CentralConfig.CounterExchange], all of this exists already, and the topology has the
 //     work queues only.
 func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (declare.Topology, error) {
-	pl, cfg, err := centralPlan(p, cfg, work)
+	pl, err := newCentralPlan(p, cfg, work)
 	if err != nil {
 		return declare.Topology{}, err
 	}
+	cfg = pl.cfg
 	if cfg.CounterExchange != "" {
 		var t declare.Topology
 		for _, q := range work {
@@ -71,12 +72,12 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 		})
 	}
 	t.Queues = append(t.Queues, pl.deadLetterQueue(cfg.FailedQueue))
-	if pl.canMove(cfg) {
+	if pl.canMove() {
 		exits := pl.failedExits()
 		exits.Exchanges = pl.failedExchanges()
 		t = join(t, exits)
 	} else {
-		t.Bindings = append(t.Bindings, pl.copiedExit(cfg))
+		t.Bindings = append(t.Bindings, pl.copiedExit())
 	}
 	for i, q := range work {
 		w, err := pl.workQueue(argument.Root("work").Index(i), pl.strategy, q)
@@ -86,8 +87,7 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 		if !q.DeadLetter.IsZero() {
 			w.Queues = append(w.Queues, pl.deadLetterQueue(q.Name))
 		}
-		t = join(t, pl.toFailed(cfg, q.Name, w))
-		t = join(t, pl.moving(cfg, q.Name))
+		t = join(t, pl.routed(q.Name, w))
 	}
 	for i, name := range cfg.Queues {
 		if slices.ContainsFunc(work, func(q declare.QuorumQueue) bool { return q.Name == name }) {
@@ -98,17 +98,16 @@ func CentralTopology(p Policy, cfg CentralConfig, work ...declare.QuorumQueue) (
 			return declare.Topology{}, err
 		}
 		w.Queues = slices.DeleteFunc(w.Queues, func(q declare.Queue) bool { return q.Address().QueueName() == name })
-		t = join(t, pl.toFailed(cfg, name, w))
-		t = join(t, pl.moving(cfg, name))
+		t = join(t, pl.routed(name, w))
 	}
 	return t, t.Validate()
 }
 
-// centralPlan makes the plan for a topology. Its strategy is one that has delay queues for
+// newCentralPlan makes the plan for a topology. Its strategy is one that has delay queues for
 // copies.
-func centralPlan(p Policy, cfg CentralConfig, work []declare.QuorumQueue) (*plan, CentralConfig, error) {
+func newCentralPlan(p Policy, cfg CentralConfig, work []declare.QuorumQueue) (c centralPlan, err error) {
 	if err := p.Validate(); err != nil {
-		return nil, cfg, err
+		return c, err
 	}
 	cfg.Queues = slices.Clone(cfg.Queues)
 	for _, q := range work {
@@ -124,26 +123,35 @@ func centralPlan(p Policy, cfg CentralConfig, work []declare.QuorumQueue) (*plan
 	}
 	pl, err := p.plan()
 	if err != nil {
-		return nil, cfg, err
+		return c, err
 	}
 	cfg, err = cfg.withDefaults(&pl)
-	return &pl, cfg, err
+	return centralPlan{&pl, cfg}, err
+}
+
+// routed is t, of a work queue, with the way to the failed queue, and the way back where Central moves.
+func (c centralPlan) routed(queue string, t declare.Topology) declare.Topology {
+	t = c.toFailed(queue, t)
+	if c.canMove() {
+		t = join(t, c.failedReturns(queue))
+	}
+	return t
 }
 
 // toFailed binds the failed queue to a work queue's dead letters.
-func (pl *plan) toFailed(cfg CentralConfig, queue string, t declare.Topology) declare.Topology {
-	dead, failed := pl.deadBinding(queue), pl.failedBinding(cfg, queue)
+func (c centralPlan) toFailed(queue string, t declare.Topology) declare.Topology {
+	dead, failed := c.deadBinding(queue), c.failedBinding(queue)
 	t.Bindings = slices.DeleteFunc(t.Bindings, func(b declare.Binding) bool { return b.Source == dead.Source && b.Queue == dead.Queue })
 	t.Bindings = append(t.Bindings, failed)
 	return t
 }
 
-func (pl *plan) deadBinding(queue string) declare.Binding {
-	return declare.Binding{Source: pl.names.GivenUpExchange, Queue: pl.names.DeadLetterQueue(queue), Key: queue}
+func (c centralPlan) deadBinding(queue string) declare.Binding {
+	return declare.Binding{Source: c.names.GivenUpExchange, Queue: c.names.DeadLetterQueue(queue), Key: queue}
 }
 
-func (pl *plan) failedBinding(cfg CentralConfig, queue string) declare.Binding {
-	return declare.Binding{Source: pl.names.GivenUpExchange, Queue: cfg.FailedQueue, Key: queue}
+func (c centralPlan) failedBinding(queue string) declare.Binding {
+	return declare.Binding{Source: c.names.GivenUpExchange, Queue: c.cfg.FailedQueue, Key: queue}
 }
 
 // TakeOver binds the failed queue to the dead letters of the work queues, and unbinds the
@@ -155,61 +163,61 @@ func (pl *plan) failedBinding(cfg CentralConfig, queue string) declare.Binding {
 //   - It also removes the binding of an older CentralTopology that keeps Central from moving
 //     messages.
 func TakeOver(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig) error {
-	return turn(ctx, r, p, cfg, (*plan).takenOf, (*plan).copiedOf)
+	return turn(ctx, r, p, cfg, centralPlan.takenOf, centralPlan.copiedOf)
 }
 
 // HandBack undoes [TakeOver]: dead letters of the work queues go to the dead-letter queues again.
 // Keep Central running until the failed queue is empty.
 func HandBack(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig) error {
-	return turn(ctx, r, p, cfg, (*plan).deadOf, (*plan).failedOf)
+	return turn(ctx, r, p, cfg, centralPlan.deadOf, centralPlan.failedOf)
 }
 
-func (pl *plan) failedOf(cfg CentralConfig) (t declare.Topology) {
-	for _, q := range cfg.Queues {
-		t.Bindings = append(t.Bindings, pl.failedBinding(cfg, q))
+func (c centralPlan) failedOf() (t declare.Topology) {
+	for _, q := range c.cfg.Queues {
+		t.Bindings = append(t.Bindings, c.failedBinding(q))
 	}
 	return t
 }
 
-func (pl *plan) deadOf(cfg CentralConfig) (t declare.Topology) {
-	for _, q := range cfg.Queues {
-		t.Bindings = append(t.Bindings, pl.deadBinding(q))
+func (c centralPlan) deadOf() (t declare.Topology) {
+	for _, q := range c.cfg.Queues {
+		t.Bindings = append(t.Bindings, c.deadBinding(q))
 	}
 	return t
 }
 
 // takenOf is failedOf, with what leads out of the failed queue where Central moves messages.
-func (pl *plan) takenOf(cfg CentralConfig) declare.Topology {
-	t := pl.failedOf(cfg)
-	if pl.canMove(cfg) {
-		t.Bindings = append(t.Bindings, declare.Binding{Source: pl.names.GivenUpExchange, Exchange: pl.names.FailedExchange, Key: cfg.FailedQueue})
+func (c centralPlan) takenOf() declare.Topology {
+	t := c.failedOf()
+	if c.canMove() {
+		t.Bindings = append(t.Bindings, declare.Binding{Source: c.names.GivenUpExchange, Exchange: c.names.FailedExchange, Key: c.cfg.FailedQueue})
 	}
 	return t
 }
 
 // copiedOf is deadOf, with what led out of the failed queue before Central moved messages.
-func (pl *plan) copiedOf(cfg CentralConfig) declare.Topology {
-	t := pl.deadOf(cfg)
-	if pl.canMove(cfg) {
-		t.Bindings = append(t.Bindings, pl.copiedExit(cfg))
+func (c centralPlan) copiedOf() declare.Topology {
+	t := c.deadOf()
+	if c.canMove() {
+		t.Bindings = append(t.Bindings, c.copiedExit())
 	}
 	return t
 }
 
 // turn adds the bindings of one topology, and then removes those of the other.
-func turn(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig, open, shut func(*plan, CentralConfig) declare.Topology) error {
-	pl, cfg, err := centralPlan(p, cfg, nil)
+func turn(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig, open, shut func(centralPlan) declare.Topology) error {
+	pl, err := newCentralPlan(p, cfg, nil)
 	if err != nil {
 		return err
 	}
-	if cfg.CounterExchange != "" {
-		return argument.At(centralPath.Field("CounterExchange"), argument.CodeConflict, cfg.CounterExchange, "is set, so another system's exchange routes the messages",
+	if pl.cfg.CounterExchange != "" {
+		return argument.At(centralPath.Field("CounterExchange"), argument.CodeConflict, pl.cfg.CounterExchange, "is set, so another system's exchange routes the messages",
 			"start Central instead of the other system's process; to undo that, stop Central")
 	}
-	if _, err := declare.Apply(ctx, r, open(pl, cfg)); err != nil {
+	if _, err := declare.Apply(ctx, r, open(pl)); err != nil {
 		return err
 	}
-	_, err = declare.Delete(ctx, r, shut(pl, cfg))
+	_, err = declare.Delete(ctx, r, shut(pl))
 	return err
 }
 
@@ -222,12 +230,12 @@ func turn(ctx context.Context, r declare.Requester, p Policy, cfg CentralConfig,
 //     into it.
 //   - Classic queues dead-letter at most once.
 func CentralPolicies(p Policy, cfg CentralConfig) ([]declare.Policy, error) {
-	pl, cfg, err := centralPlan(p, cfg, nil)
+	pl, err := newCentralPlan(p, cfg, nil)
 	if err != nil {
 		return nil, err
 	}
 	var all []declare.Policy
-	for _, q := range cfg.Queues {
+	for _, q := range pl.cfg.Queues {
 		classic := declare.Policy{
 			Name: "hopback-" + q + "-classic", Pattern: "^" + regexp.QuoteMeta(q) + "$", ApplyTo: "classic_queues", Priority: 10,
 			Definition: map[string]any{"dead-letter-exchange": pl.names.DeadLetterExchange, "dead-letter-routing-key": q},
@@ -272,11 +280,11 @@ func (c *central) guards(ctx context.Context, s client.Start) (map[string]*watch
 
 // inspect runs the checks of a work queue.
 func (c *central) inspect(ctx context.Context, start client.Start, queue string) (inspection, error) {
-	pl := c.retries.plan
+	pl := c.plan()
 	own := c.cfg.CounterExchange != ""
 	t := declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: queue, DeadLetter: declare.Drop()}}}
 	if !own {
-		t = pl.toFailed(c.cfg, queue, pl.way(queue, StrategyRepublish))
+		t = pl.toFailed(queue, pl.way(queue, StrategyRepublish))
 		t.Bindings = append(t.Bindings, pl.deadBinding(queue)) // which should be missing
 	}
 	s, whole := c.virtualHost(ctx, logOf(start))
@@ -287,7 +295,7 @@ func (c *central) inspect(ctx context.Context, start client.Start, queue string)
 		}
 	}
 	g := guardCheck{
-		plan: pl, queue: queue, strategy: StrategyRepublish, in: inspection{losing: make([]error, len(pl.levels)), copies: errUnchecked},
+		plan: pl.plan, queue: queue, strategy: StrategyRepublish, in: inspection{losing: make([]error, len(pl.levels)), copies: errUnchecked},
 		at: map[string]*GuardError{}, seen: map[string]declare.QueueInfo{},
 	}
 	for _, q := range s.Queues {
@@ -350,7 +358,7 @@ func (c *central) virtualHost(ctx context.Context, log *slog.Logger) (s check.Sn
 // arrives checks that dead letters of a work queue reach the failed queue, and no other. A queue
 // that dead-letters to another system's exchange is assumed to be right.
 func (c *central) arrives(g *guardCheck, s check.Snapshot, work declare.QueueInfo) {
-	pl := c.retries.plan
+	pl := c.plan()
 	exchange, _ := work.Arguments["x-dead-letter-exchange"].(string)
 	key, _ := work.Arguments["x-dead-letter-routing-key"].(string)
 	has := func(b declare.Binding) bool {
@@ -365,7 +373,7 @@ func (c *central) arrives(g *guardCheck, s check.Snapshot, work declare.QueueInf
 	case exchange != pl.names.DeadLetterExchange:
 	case key != work.Name:
 		g.add(GuardFailedQueue, work.Name, fmt.Sprintf("its x-dead-letter-routing-key is %.100q, and should be its own name", key), "set it with the policy that retry.CentralPolicies returns, or declare the queue with retry.CentralTopology")
-	case !has(pl.failedBinding(c.cfg, work.Name)):
+	case !has(pl.failedBinding(work.Name)):
 		g.add(GuardFailedQueue, work.Name, fmt.Sprintf("no binding routes its dead letters from %.100q to the failed queue %.100q, so rejected messages don't reach Central", pl.names.GivenUpExchange, c.cfg.FailedQueue), "apply retry.CentralTopology of this policy, and call retry.TakeOver or run hopback retry take-over")
 	case has(pl.deadBinding(work.Name)):
 		g.add(GuardFailedQueue, work.Name, "a binding routes its dead letters to the dead-letter queue as well, so each rejected message would be dead-lettered and retried at the same time", "call retry.TakeOver, which removes it, or run hopback retry take-over")

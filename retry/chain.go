@@ -12,11 +12,34 @@ import (
 	"github.com/hopback/hopback/internal/historylog"
 )
 
-// A message may have to wait longer than any delay queue holds it, or for a time between two
-// delays. Then it passes several delay queues, one after the other. Each time it comes back, the
+// delayQueues are the queues of a policy in which messages wait, and how a delay is made up of them. They
+// don't change.
+//
+// A message may have to wait longer than any of them holds it, or for a time between two
+// delays. Then it passes several, one after the other. Each time it comes back, the
 // worker sends it to the next one, without calling the handler. The message carries the rest of
 // its delay, and each queue holds it for at least that queue's delay. So this depends on no
 // clock, and the message is never early.
+type delayQueues struct {
+	levels []time.Duration // all different delays of the policy, ascending
+	ladder *Ladder         // replaces the queue for each level; nil: it doesn't
+}
+
+// longest is the policy's longest delay.
+func (q delayQueues) longest() time.Duration {
+	if len(q.levels) == 0 {
+		return 0
+	}
+	return q.levels[len(q.levels)-1]
+}
+
+// longestPart is how long a message can wait at most in one piece.
+func (q delayQueues) longestPart() time.Duration {
+	if q.ladder != nil {
+		return q.ladder.longest()
+	}
+	return q.longest()
+}
 
 // errNotDue says why a message waits again.
 var errNotDue = errors.New("its delay isn't over")
@@ -24,15 +47,15 @@ var errNotDue = errors.New("its delay isn't over")
 // leg returns the level for the next part of a delay: left is the rest of whole. A delay between
 // two levels is made up of shorter ones, if together they hold the message for less than the
 // longer one. There are at most 16 parts, unless the delay is longer than all levels.
-func (pl *plan) leg(whole, left time.Duration) int {
-	i := pl.part(whole, left)
-	up, _ := slices.BinarySearch(pl.levels, left)
-	if i == up || up >= len(pl.levels) {
+func (q delayQueues) leg(whole, left time.Duration) int {
+	i := q.part(whole, left)
+	up, _ := slices.BinarySearch(q.levels, left)
+	if i == up || up >= len(q.levels) {
 		return i
 	}
 	for rest := left; rest > 0; {
-		rest -= pl.levels[pl.part(whole, rest)]
-		if rest <= left-pl.levels[up] {
+		rest -= q.levels[q.part(whole, rest)]
+		if rest <= left-q.levels[up] {
 			return up
 		}
 	}
@@ -42,17 +65,17 @@ func (pl *plan) leg(whole, left time.Duration) int {
 // part returns the longest level that isn't longer than left. It returns the next longer one if
 // that adds an eighth of whole at most, or if the other is too short: a message must not come
 // back too often. It returns -1 if there are no levels.
-func (pl *plan) part(whole, left time.Duration) int {
-	up, exact := slices.BinarySearch(pl.levels, left)
+func (q delayQueues) part(whole, left time.Duration) int {
+	up, exact := slices.BinarySearch(q.levels, left)
 	down := up - 1
 	switch {
 	case exact || down < 0:
-	case up == len(pl.levels):
+	case up == len(q.levels):
 		return down
-	case pl.levels[up]-left > whole/8 && pl.levels[down] >= whole/16:
+	case q.levels[up]-left > whole/8 && q.levels[down] >= whole/16:
 		return down
 	}
-	return min(up, len(pl.levels)-1)
+	return min(up, len(q.levels)-1)
 }
 
 const (
@@ -65,14 +88,11 @@ const (
 )
 
 // parts is how many delay queues a message with the delay d passes, or somewhat more.
-func (pl *plan) parts(s Strategy, d time.Duration) int64 {
+func (q delayQueues) parts(s Strategy, d time.Duration) int64 {
 	if s == StrategyNative {
 		return 1
 	}
-	longest := pl.longest()
-	if pl.ladder != nil {
-		longest = pl.ladder.longest()
-	}
+	longest := q.longestPart()
 	if longest <= 0 {
 		return 1
 	}
@@ -89,10 +109,7 @@ func (d *decorator) fit(ctx context.Context, del *client.Delivery, q *queueState
 		q.clock.learnOnce(ctx)
 		return StrategyNative, what
 	}
-	longest := d.plan.longest()
-	if d.plan.ladder != nil {
-		longest = d.plan.ladder.longest()
-	}
+	longest := d.plan.longestPart()
 	most := maxParts * longest
 	if most/maxParts != longest || what.delay <= most {
 		return s, what
@@ -106,25 +123,18 @@ func (d *decorator) fit(ctx context.Context, del *client.Delivery, q *queueState
 }
 
 // held returns how long a message with the delay d really waits.
-func (pl *plan) held(s Strategy, d time.Duration) time.Duration {
-	var next func(left time.Duration) time.Duration
-	var longest time.Duration
-	switch {
-	case s == StrategyNative:
+func (q delayQueues) held(s Strategy, d time.Duration) time.Duration {
+	if s == StrategyNative || !q.canWait(s) { // in the latter case there is nowhere to wait: see errNoDelays
 		return d
-	case pl.ladder != nil:
-		longest = pl.ladder.longest()
-		next = func(left time.Duration) time.Duration { return time.Duration(pl.ladder.steps(left)) * pl.ladder.Unit }
-	case len(pl.levels) > 0:
-		longest = pl.longest()
-		next = func(left time.Duration) time.Duration { return pl.levels[pl.leg(d, left)] }
-	default:
-		return d // there is nowhere to wait: see errNoDelays
 	}
-	passes := max(d/longest-1, 0)
-	all := passes * longest
+	longest := q.longestPart()
+	all := max(d/longest-1, 0) * longest
 	for all < d {
-		all += next(d - all)
+		if q.ladder != nil {
+			all += time.Duration(q.ladder.steps(d-all)) * q.ladder.Unit
+		} else {
+			all += q.levels[q.leg(d, d-all)]
+		}
 	}
 	return all
 }
@@ -162,6 +172,6 @@ func (d *decorator) waitOn(ctx context.Context, del *client.Delivery, q *queueSt
 }
 
 // canWait reports whether messages can wait with this policy at all.
-func (pl *plan) canWait(s Strategy) bool {
-	return s == StrategyNative || pl.ladder != nil || len(pl.levels) > 0
+func (q delayQueues) canWait(s Strategy) bool {
+	return s == StrategyNative || q.ladder != nil || len(q.levels) > 0
 }

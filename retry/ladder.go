@@ -3,7 +3,6 @@ package retry
 import (
 	"fmt"
 	"math/bits"
-	"strconv"
 	"strings"
 	"time"
 
@@ -103,25 +102,16 @@ func (l Ladder) address(at argument.Path, n Names, d time.Duration, queue string
 }
 
 func (l Ladder) form(n Names) ladder.Ladder {
-	return ladder.Ladder{Unit: l.Unit, Levels: l.Levels, Name: func(level int) string { return l.exchange(n, level) }}
-}
-
-// exchange is the name of a level's exchange and queue, or that of the exchange below
-// level 0. Ladders of different levels or units must not share an exchange: a message
-// would match the bindings of each, and multiply
-// (TestLaddersOfDifferentLevelsKeepTheirMessagesApart).
-func (l Ladder) exchange(n Names, level int) string {
+	// Ladders of different levels or units must not share an exchange: a message would match the
+	// bindings of each, and multiply (TestLaddersOfDifferentLevelsKeepTheirMessagesApart).
 	own := fmt.Sprintf("%s%s_%d_", n.LadderPrefix, span(l.Unit), l.Levels)
-	if level < 0 {
-		return own + ladderSuffix
-	}
-	return own + strconv.Itoa(level)
+	return ladder.Ladder{Unit: l.Unit, Levels: l.Levels, Prefix: own, Exit: own + ladderSuffix}
 }
 
 // topology declares the ladder. The exchange below level 0 returns messages.
 func (l Ladder) topology(n Names) declare.Topology {
 	t := declare.Topology{Exchanges: []declare.Exchange{
-		{Name: l.exchange(n, -1), Type: declare.ExchangeTopic, AlternateExchange: n.parkingExchange()},
+		{Name: l.form(n).Exit, Type: declare.ExchangeTopic, AlternateExchange: n.parkingExchange()},
 	}}
 	l.form(n).Add(&t, n.parkingExchange(), declare.QuorumQueue{})
 	return t
@@ -129,7 +119,8 @@ func (l Ladder) topology(n Names) declare.Topology {
 
 // home is the binding that brings messages back to queue.
 func (l Ladder) home(n Names, queue string) declare.Binding {
-	return declare.Binding{Source: l.exchange(n, -1), Queue: queue, Key: l.form(n).Leaves(queue)}
+	form := l.form(n)
+	return declare.Binding{Source: form.Exit, Queue: queue, Key: form.Leaves(queue)}
 }
 
 // others are the bindings that ladders of other numbers of levels would have on level 0 of this
@@ -137,7 +128,7 @@ func (l Ladder) home(n Names, queue string) declare.Binding {
 // these.
 func (l Ladder) others(n Names) []declare.Binding {
 	var bindings []declare.Binding
-	own := l.exchange(n, 0)
+	own := l.form(n).Name(0)
 	for level := range maxLadder {
 		if level != l.Levels-1 {
 			bindings = append(bindings, declare.Binding{Source: own, Queue: own, Key: strings.Repeat("*.", level) + "1.#"})

@@ -102,7 +102,7 @@ func TestMessageWalksTheLevelsOfItsDelay(t *testing.T) {
 				var want []string
 				for level := l.Levels - 1; level >= 0; level-- {
 					if l.steps(asked)>>level&1 == 1 {
-						want = append(want, l.exchange(names, level))
+						want = append(want, l.form(names).Name(level))
 					}
 				}
 				require.Equal(t, append(want, q), m.path, "%v from %q", asked, q)

@@ -190,7 +190,6 @@ type plan struct {
 	retryIf   func(error) bool
 	rules     []rule
 	strategy  Strategy
-	ladder    *Ladder
 	names     Names
 	worker    string
 	level     slog.Level
@@ -198,7 +197,7 @@ type plan struct {
 	replayByMove bool
 	claimable    bool
 	waived       map[Guard]bool
-	levels       []time.Duration // all different delays, ascending
+	delayQueues
 }
 
 type rule struct {
@@ -264,10 +263,8 @@ func (p Policy) plan() (plan, error) {
 	}
 	slices.Sort(levels)
 	pl.levels = slices.Compact(levels)
-	if pl.ladder != nil && len(pl.levels) > 0 {
-		if d := pl.levels[len(pl.levels)-1]; pl.ladder.longest() < d {
-			return plan{}, argument.At(policyPath.Field("Backoff"), argument.CodeOutOfRange, d, "returns a longer delay than the ladder supports", "give the ladder more levels or a larger unit, or cap the delays")
-		}
+	if d := pl.longest(); pl.longestPart() < d {
+		return plan{}, argument.At(policyPath.Field("Backoff"), argument.CodeOutOfRange, d, "returns a longer delay than the ladder supports", "give the ladder more levels or a larger unit, or cap the delays")
 	}
 	if pl.needsLevels() && len(pl.levels) > maxLevels {
 		return plan{}, argument.At(policyPath.Field("Backoff"), argument.CodeTooLong, nil, fmt.Sprintf("returns %d different delays, more than %d, and each needs a queue", len(pl.levels), maxLevels),
@@ -342,11 +339,3 @@ func delaysOf(at argument.Path, limit, fallbackLimit int, backoff, fallback Back
 
 // needsLevels says whether a queue is needed for each delay.
 func (pl *plan) needsLevels() bool { return pl.strategy != StrategyNative && pl.ladder == nil }
-
-// longest is the policy's longest delay.
-func (pl *plan) longest() time.Duration {
-	if len(pl.levels) == 0 {
-		return 0
-	}
-	return pl.levels[len(pl.levels)-1]
-}

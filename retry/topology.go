@@ -116,10 +116,10 @@ func (pl *plan) waiting(s Strategy) declare.Topology {
 	if pl.ladder != nil {
 		t = pl.ladder.topology(pl.names)
 	} else if s == StrategyRepublish || s == StrategyAuto {
-		t = pl.delayQueues()
+		t = pl.republishing()
 	}
 	if s == StrategyDeadLetter || s == StrategyAuto {
-		t = join(t, pl.holdQueues())
+		t = join(t, pl.deadLettering())
 	}
 	return t
 }
@@ -132,8 +132,8 @@ func join(a, b declare.Topology) declare.Topology {
 	}
 }
 
-// delayQueues are those of StrategyRepublish.
-func (pl *plan) delayQueues() declare.Topology {
+// republishing is what StrategyRepublish adds.
+func (pl *plan) republishing() declare.Topology {
 	n := pl.names
 	t := declare.Topology{Exchanges: []declare.Exchange{
 		{Name: n.RetryExchange, Type: declare.ExchangeTopic},
@@ -149,8 +149,8 @@ func (pl *plan) delayQueues() declare.Topology {
 
 func delayKey(d time.Duration) string { return fmt.Sprintf("delay.%d.#", d.Milliseconds()) }
 
-// holdQueues are those of StrategyDeadLetter.
-func (pl *plan) holdQueues() declare.Topology {
+// deadLettering is what StrategyDeadLetter adds.
+func (pl *plan) deadLettering() declare.Topology {
 	n := pl.names
 	t := declare.Topology{Exchanges: []declare.Exchange{
 		{Name: n.ReturnExchange, Type: declare.ExchangeDirect, AlternateExchange: n.parkingExchange()},

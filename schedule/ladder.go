@@ -49,7 +49,7 @@ func (n Names) entry(d time.Duration, queue string) address.Address {
 }
 
 func (n Names) ladder() ladder.Ladder {
-	return ladder.Ladder{Unit: unit, Levels: levels, Name: n.level}
+	return ladder.Ladder{Unit: unit, Levels: levels, Prefix: n.Prefix + "schedule_", Exit: n.due()}
 }
 
 func key(steps uint64, queue string) string {

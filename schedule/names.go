@@ -60,16 +60,8 @@ func (n Names) owns(to address.Address) bool {
 		return true
 	}
 	level, err := strconv.Atoi(rest)
-	return err == nil && n.level(level) == name && level < levels
+	return err == nil && n.ladder().Name(level) == name && level < levels
 }
 
 // due is the exchange where messages leave the ladder.
 func (n Names) due() string { return n.Prefix + "schedule_due" }
-
-// level is the exchange and the queue of a level; that of -1 is due.
-func (n Names) level(level int) string {
-	if level < 0 {
-		return n.due()
-	}
-	return n.Prefix + "schedule_" + strconv.Itoa(level)
-}

@@ -27,13 +27,13 @@ var plants = []struct {
 	// with are extra flags of the simulation. Flags that come later win.
 	with []string
 }{
-	{"an original is accepted before its copy is confirmed", "client/consumer_flow.go",
-		"	f.forwardOriginal = f\n	s.consumer.forwarder.Send(&f.pendingForward)\n",
-		"	f.forwardOriginal = f\n	s.push(d, link.Disposition{Kind: link.DispositionAccepted})\n	s.consumer.forwarder.Send(&f.pendingForward)\n",
+	{"an original is accepted before its copy is confirmed", "client/consumer_results.go",
+		"	f.forwardOriginal = f\n	rs.consumer.forwarder.Send(&f.pendingForward)\n",
+		"	f.forwardOriginal = f\n	rs.deliveries.settle(d, link.Disposition{Kind: link.DispositionAccepted})\n	rs.consumer.forwarder.Send(&f.pendingForward)\n",
 		[]ViolationKind{ViolationLost, ViolationStranded}, nil},
-	{"a settlement is lost now and then", "client/consumer_session.go",
-		"	t := &s.settler\n	switch {\n",
-		"	t := &s.settler\n	if data := x.delivery.message.Data; len(data) > 0 && len(data[0]) > 0 && data[0][len(data[0])-1] == 7 {\n		return\n	}\n	switch {\n",
+	{"a settlement is lost now and then", "client/consumer_settler.go",
+		"func (t *settler) queue(x settlement, then *followUps) {\n",
+		"func (t *settler) queue(x settlement, then *followUps) {\n	if data := x.delivery.message.Data; len(data) > 0 && len(data[0]) > 0 && data[0][len(data[0])-1] == 7 {\n		return\n	}\n",
 		[]ViolationKind{ViolationLeft, ViolationStuck, Starved, ViolationStranded}, nil},
 	{"the count of retries isn't raised", "retry/history.go",
 		"	h[annotation.Retries] = int64(a.retries)\n",
@@ -63,7 +63,7 @@ var plants = []struct {
 		"	if !ok || was.ordinary {\n",
 		"	if _, forged := d.Message().Annotations[markerKey]; forged && !ok {\n		return false, nil\n	}\n	if !ok || was.ordinary {\n",
 		[]ViolationKind{ViolationLost}, nil},
-	{"a message without a key is handled", "client/consumer_handle.go",
+	{"a message without a key is handled", "client/consumer_delivery.go",
 		"		d.unordered = DeadLetter{",
 		"		_ = DeadLetter{",
 		[]ViolationKind{ViolationOrder}, []string{"-simulate.kinds", "worker-drained", "-simulate.faults", "10", "-simulate.seed", "2"}},

@@ -37,7 +37,7 @@ var needs44 = map[string]string{
 	"schedule/held.go":            "nothing is refused: the ladder holds the message",
 	"operate/desk/waiting.go":     "nothing is refused: no dead letter waits there",
 	"operate/desk/web/waiting.go": "the pages that cancel, run, or reschedule by token: TestWaitingMessagesNeedRabbitMQ44 in operate/desk/web",
-	"client/consumer_flow.go":     "nothing is refused: no dead letter waits there",
+	"client/consumer_results.go":  "nothing is refused: no dead letter waits there",
 	"internal/rules/rules.go":     "nothing is refused: a rule of verify, about the version that it has read",
 }
 

@@ -17,19 +17,23 @@ type Gated[Delivery any] struct {
 	// so that what it holds returns in its order and with its annotations.
 	// 0: it isn't known.
 	ConsumerTimeout time.Duration
-	// Key returns the key whose deliveries are handled one after the other.
-	Key func(Delivery) string
-	// Handler is a client.Handler. Its error may be an *Again. A client.Start that it gets has no
+	Handler         GatedHandler[Delivery]
+}
+
+// GatedHandler is what a gated consumer calls.
+type GatedHandler[Delivery any] interface {
+	// Handle is a client.Handler's. Its error may be an *Again. A client.Start that the handler gets has no
 	// Control.
-	Handler interface {
-		Handle(context.Context, Delivery) error
-	}
+	Handle(context.Context, Delivery) error
+	// Key returns the key whose deliveries are handled one after the other. It is called as a delivery comes.
+	Key(Delivery) string
 	// Attached is called when the consumer is in line for the first time.
-	Attached func()
+	Attached()
 	// Turn is called when the broker makes the consumer the active one, and Over when its turn is
 	// over and none of its handlers runs: before the next turn, and before another consumer's,
 	// unless the link was lost.
-	Turn, Over func(Turn[Delivery])
+	Turn(Turn[Delivery])
+	Over(Turn[Delivery])
 }
 
 // Turn is a time in which a gated consumer is the active one of its queue. Its methods are safe

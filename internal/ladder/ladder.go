@@ -5,6 +5,7 @@ package ladder
 
 import (
 	"math/bits"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,9 +16,18 @@ import (
 type Ladder struct {
 	Unit   time.Duration // level 0 holds a message for as long
 	Levels int
-	// Name is the name of a level's exchange and queue. That of level -1 is the exchange where
-	// messages leave the ladder.
-	Name func(level int) string
+	// Prefix is what the names of exchanges and queues begin with, before the level's number.
+	Prefix string
+	// Exit is the exchange where messages leave the ladder.
+	Exit string
+}
+
+// Name is the name of a level's exchange and queue, and Exit for level -1.
+func (l Ladder) Name(level int) string {
+	if level < 0 {
+		return l.Exit
+	}
+	return l.Prefix + strconv.Itoa(level)
 }
 
 // Units is d in units, rounded up.

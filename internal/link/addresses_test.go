@@ -152,7 +152,7 @@ func pool(t *testing.T, url string, dial link.DialConfig) *link.Pool {
 	dial.Name, dial.IdleTimeout, dial.Log = "test", time.Minute, slog.New(slog.DiscardHandler)
 	p := link.NewPool(link.PoolConfig{
 		Dial: dial, MaxConnections: 1, Backoff: backoff.Exponential{Min: time.Millisecond, Max: 10 * time.Millisecond},
-		Observer: linktest.Ignore{}, OnConnected: func(string) {},
+		Observer: linktest.Ignore{}, Requests: linktest.Ignore{},
 	}, []link.Endpoint{ep})
 	return p
 }

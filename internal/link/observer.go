@@ -21,9 +21,12 @@ type Observer interface {
 // Place says which connection something is about.
 type Place struct {
 	Endpoint   string // for people
+	Address    string // host:port
 	Generation uint64 // the connection's number; 0: it was never open
 	Node       string // "": there is no connection now
 }
 
 // Place is where the connection leads to.
-func (w *Wire) Place() Place { return Place{w.endpoint.Shown, w.generation, w.Node} }
+func (w *Wire) Place() Place {
+	return Place{w.endpoint.Shown, w.endpoint.address, w.generation, w.Node}
+}

@@ -55,13 +55,15 @@ type PoolConfig struct {
 	MaxConnections int
 	Backoff        backoff.Exponential // between attempts to rebuild a connection
 	Observer       Observer
-	// OnConnected is called with the host:port of each new connection. It must not block.
-	OnConnected func(address string)
-	// Leader, if not nil, returns the node to prefer among several endpoints. It returns "" if
-	// any node will do.
-	Leader func(ctx context.Context, w *Wire) string
+	Requests       Requests
+}
+
+// Requests is what a pool asks the broker by management requests.
+type Requests interface {
+	// Leader returns the node to prefer among several endpoints. It returns "" if any node will do.
+	Leader(ctx context.Context, w *Wire) string
 	// SendToken gives the broker a new token for the connection w.
-	SendToken func(ctx context.Context, w *Wire, token string) error
+	SendToken(ctx context.Context, w *Wire, token string) error
 }
 
 // NewPool makes a pool whose first connection isn't open yet.

@@ -86,7 +86,6 @@ func (c *pooledConn) begin(w *Wire, at, attempts int) {
 	w.generation = p.generation
 	c.since, c.generation, c.attempts = time.Now(), w.generation, 0
 	c.endpoint, c.at, c.limit = w.endpoint.Shown, at, w.Limit
-	p.cfg.OnConnected(w.endpoint.address)
 	p.cfg.Observer.Up(w.Place(), attempts, down) // before its users can report their links
 	w.Blockage.Start(w.Place(), p.cfg.Observer)
 	c.Change(w, nil)

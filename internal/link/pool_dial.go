@@ -62,11 +62,11 @@ func (p *Pool) Dial(ctx context.Context, i int, cfg DialConfig) (*Wire, int, err
 		return nil, i, err
 	}
 	p.noteNode(i, w.Node)
-	if p.cfg.Leader == nil || len(p.endpoints) == 1 {
+	if len(p.endpoints) == 1 {
 		return w, i, nil
 	}
 	limited, cancel := context.WithTimeout(ctx, leaderTimeout)
-	leader := p.cfg.Leader(limited, w)
+	leader := p.cfg.Requests.Leader(limited, w)
 	cancel()
 	if leader == "" || leader == w.Node {
 		return w, i, nil

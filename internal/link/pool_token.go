@@ -54,5 +54,5 @@ func (p *Pool) keepToken(w *Wire) {
 func (p *Pool) sendToken(w *Wire, token string) error {
 	ctx, cancel := context.WithTimeout(w.Ctx, LinkTimeout)
 	defer cancel()
-	return p.cfg.SendToken(ctx, w, token)
+	return p.cfg.Requests.SendToken(ctx, w, token)
 }

@@ -1,12 +1,13 @@
 package linktest
 
 import (
+	"context"
 	"time"
 
 	"github.com/hopback/hopback/internal/link"
 )
 
-// Ignore is a link.Observer that does nothing.
+// Ignore is a link.Observer that does nothing, and a link.Requests that knows nothing.
 type Ignore struct{}
 
 func (Ignore) Up(link.Place, int, time.Duration)   {}
@@ -17,3 +18,6 @@ func (Ignore) Unblocked(link.Place, time.Duration) {}
 func (Ignore) TokenRenewed(link.Place, int)        {}
 func (Ignore) TokenRefused(link.Place, int, error) {}
 func (Ignore) Ended(link.Place)                    {}
+
+func (Ignore) Leader(context.Context, *link.Wire) string           { return "" }
+func (Ignore) SendToken(context.Context, *link.Wire, string) error { return nil }
