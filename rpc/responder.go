@@ -312,10 +312,10 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 	})
 	switch {
 	case err == nil:
-		r.replied.Add(1)
 		if kind != nil {
 			kind.Add(1)
 		}
+		r.replied.Add(1)
 		return nil
 	case errors.Is(err, client.ErrUnroutable), errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrRefused), errors.Is(err, client.ErrUnauthorized):
 		r.unclaimed.Add(1)
