@@ -92,13 +92,15 @@ func (s *linkSession) run(ctx, handlerCtx context.Context, cancelHandlers contex
 	case sessionStepped:
 		s.drain(interrupt)
 	case sessionLost:
-		interrupt(failure.ErrConnectionLost) // another consumer continues
 		s.unsettled = ds.open()
 		level := slog.LevelWarn
 		if link.EndedConnection(ds.why) {
 			level = slog.LevelDebug // the line about the connection is for all its links
 		}
 		s.consumer.log.Log(handlerCtx, level, "hopback: the consumer's link was lost; opening it again", "error", failure.NewError("consume", s.consumer.queue, failure.ErrConnectionLost, ds.why), "unsettled", s.unsettled)
+	}
+	if ds.over() {
+		interrupt(failure.ErrConnectionLost) // another consumer continues
 	}
 	s.stopReceiving()
 	s.results.deciding.finish()
@@ -314,6 +316,7 @@ func (s *linkSession) drain(cancelHandlers context.CancelCauseFunc) {
 	}
 	ds.credit.stop(enough, patience)
 	s.stopReceiving()
+	defer s.watchEnd()()
 
 	s.results.requeueUnreadable()
 	grace := time.NewTimer(time.Until(graceEnd))
@@ -382,6 +385,27 @@ const (
 	silentAfter = time.Second
 	silentLimit = 4 * time.Second
 )
+
+// watchEnd notices the end of the link during a drain, until stop is called: handlers of a gated consumer must not
+// run on then, since another one may continue. What still arrives goes back with the link.
+func (s *linkSession) watchEnd() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			if _, err := s.deliveries.link.Receive(ctx); err != nil {
+				if ctx.Err() == nil {
+					s.deliveries.die(err)
+				}
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		watching.Wait()
+	}
+}
 
 // awaitSilence returns a channel that is closed when the drain is to wait no longer for
 // the broker: since it must hurry, or since the broker doesn't answer. heard ends that.

@@ -223,6 +223,8 @@ func TestThePauseOfAQueueIsReplaced(t *testing.T) {
 		assert.Contains(t, state.String(), `by "bob"`)
 		require.NoError(t, pause.Resume(t.Context(), s.conn, "orders"))
 		time.Sleep(5 * time.Second)
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		assert.Equal(t, []string{"ada: 0", "ada: 1", "ada: 2", "bob: ", "resumed"}, s.changes["worker"])
 	})
 }
