@@ -137,6 +137,9 @@ func (s *slots) demote() bool {
 // shift notes that the tenant of so many quiet messages in handlers is noisy, so that these use none
 // of the reserve.
 func (s *slots) shift(n int) {
+	if n == 0 {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.observe(time.Now())

@@ -9,7 +9,8 @@ import (
 	"github.com/hopback/hopback/client"
 )
 
-// A body is the run's number, lane, id, padding, and a checksum of all that.
+// bodyHead is the length of what a body begins with: the run's number, its lane, and its id. Padding and a checksum of all
+// that follow.
 const bodyHead = 8 + 1 + 4
 
 // makeMessage makes the message id of a lane.

@@ -157,7 +157,7 @@ type doubt struct {
 	over   []declare.Resource
 }
 
-// doubtful notes a resource for which it can't be told which policy counts.
+// doubtful notes a resource whose effective policy isn't known.
 func (r *Routes) doubtful(t declare.Resource, queueType string) {
 	for _, operator := range []bool{false, true} {
 		sure, possible := r.Snapshot.policiesOf(operator, t.Kind, queueType, t.Name)

@@ -18,7 +18,7 @@
 //
 // # What it costs
 //
-// A worker asks the broker once a second for the pauses of its queue, however many messages it handles.
+// Each consumer asks the broker once a second for the pauses of its queue, however many messages it handles.
 // While the broker doesn't answer, nothing changes; a worker that starts during a memory or disk alarm handles
 // messages until it has an answer.
 //
@@ -67,6 +67,8 @@ const (
 	// exchange is internal, so that nobody can publish to it.
 	exchange = "hopback.pauses"
 	maxText  = 200
+	// maxTime is the end of the year 9999, in milliseconds since 1970: JSON has no later times.
+	maxTime = 253_402_300_799_999
 
 	argSince, argUntil = "x-hopback-since", "x-hopback-until" // in milliseconds since 1970
 	argBy, argWhy      = "x-hopback-by", "x-hopback-why"
@@ -185,7 +187,7 @@ func timeIn(b declare.Binding, arg string) time.Time {
 	if !ok {
 		return time.Time{}
 	}
-	return time.UnixMilli(ms).UTC()
+	return time.UnixMilli(min(max(ms, 0), maxTime)).UTC()
 }
 
 // textIn bounds a text that anybody may have written.

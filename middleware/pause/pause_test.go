@@ -2,6 +2,7 @@ package pause_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -298,6 +299,8 @@ func TestForgedPauses(t *testing.T) {
 			require.NoError(t, err)
 			assert.LessOrEqual(t, len(state.Why), 200)
 			assert.LessOrEqual(t, len(state.String()), 1000)
+			_, err = json.Marshal(state)
+			require.NoError(t, err)
 		}
 		require.NoError(t, pause.Resume(t.Context(), s.conn, "orders"))
 		time.Sleep(2 * time.Second)

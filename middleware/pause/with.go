@@ -165,8 +165,12 @@ func (w *watcher) follow(ctx context.Context) {
 		return
 	}
 	w.shown = w.known
-	w.Log.Info("hopback: the queue is paused", "queue", w.queue, "since", w.shown.Since, "until", w.shown.Until, "by", w.shown.By, "why", w.shown.Why)
 	shown := w.shown
+	log := w.Log.With("queue", w.queue, "since", shown.Since, "by", shown.By, "why", shown.Why)
+	if !shown.Until.IsZero() {
+		log = log.With("until", shown.Until)
+	}
+	log.Info("hopback: the queue is paused")
 	w.notify(&shown)
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
-// Private brokers, one of each version, started when the first test wants one and shared by
+// ours are private brokers, one of each version, started when the first test wants one and shared by
 // the tests of a process that reconfigure a broker without hurting each other: plugins,
 // listeners, authentication. Tests whose effects reach every virtual host, as an alarm's do,
 // run one at a time: ForEachOfOursAlone. A test that stops a broker starts another one

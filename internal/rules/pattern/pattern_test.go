@@ -77,7 +77,7 @@ func TestPatternsAgreeWithGo(t *testing.T) {
 	}
 }
 
-// What can't be told is neither yes nor no, and costs little.
+// What isn't known is neither yes nor no, and costs little.
 func TestPatternsThatCantBeTold(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{`(a)\1`, `(?R)?`, `(?(1)a|b)`, `a\Kb`, `(?|a|b)`, `(*FAIL)`, `(`, `a)(?!b`, `(?!`, `(?!a`, `[a`, `(?x)(?!a) b`, strings.Repeat("(?=", 100_000), strings.Repeat("(?=a)", 10_000), "(?!" + strings.Repeat("(", 2000), "+", "(?=a", `(?!\`} {

@@ -64,7 +64,7 @@ func (h *Handler) pause(v *visit) *refusal {
 	var err error
 	switch v.form.Get("do") {
 	case "pause":
-		cfg := pause.PauseConfig{By: v.who, Why: strings.TrimSpace(v.form.Get("why"))}
+		cfg := pause.PauseConfig{By: v.who, Why: strings.TrimSpace(strings.ToValidUTF8(v.form.Get("why"), ""))}
 		if text := strings.TrimSpace(v.form.Get("minutes")); text != "" {
 			minutes, bad := strconv.Atoi(text)
 			if bad != nil || minutes < 1 || minutes > maxMinutes {

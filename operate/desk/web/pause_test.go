@@ -31,6 +31,7 @@ func TestAQueueIsPausedOnThePage(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, is)
 	assert.Equal(t, "ada", state.By)
+	assert.Equal(t, http.StatusOK, b.post("pause-queue", url.Values{"in": {"orders"}, "do": {"pause"}, "why": {"not UTF-8: \xff"}}).status)
 	page = b.post("pause-queue", url.Values{"in": {"orders"}, "do": {"resume"}})
 	assert.Contains(t, page.text, "The queue is resumed.")
 	_, is, err = s.desk.Paused(t.Context(), "orders")
