@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -416,5 +417,145 @@ func TestNoRecurringMessageIsEarlyWhileTheBrokersTimeIsUnknown(t *testing.T) {
 			_, due, _ := schedule.ParseMessageID(id)
 			assert.GreaterOrEqual(t, at.Add(-behind).Sub(due), time.Duration(0), id)
 		}
+	})
+}
+
+// There are two tokens for a time, one of which is older by many edits, as one is that a worker makes from what it knew while
+// another one holds the token for half a minute. Each is edited while the other one is out of sight. When they meet,
+// the last edit of each name counts.
+func TestAPauseSurvivesEditsOfAnotherToken(t *testing.T) {
+	t.Parallel()
+	forEachVersion(t, func(t *testing.T, version string) {
+		w, g := recurring(t, version)
+		got := newTally()
+		w.consume("work", got)
+		w.group(g, schedule.RunConfig{Worker: "one", Recurring: []schedule.Recurring{every("m", time.Minute), every("a", time.Minute), every("b", time.Minute)}})
+		time.Sleep(10 * time.Second)
+		ctx := t.Context()
+		queue := w.broker.Queue(schedule.Names{}.TokenQueue("g"))
+		p, err := client.NewPublisher[*client.Message](ctx, w.conn, address.Queue(queue.Name()), client.PublisherConfig{})
+		require.NoError(t, err)
+		token := func() *client.Message {
+			all := queue.Messages()
+			require.Len(t, all, 1)
+			return client.Copy(all[0].Message)
+		}
+		only := func(m *client.Message) {
+			require.NoError(t, queue.Empty())
+			require.NoError(t, p.Publish(ctx, m))
+		}
+		names := func(all ...string) schedule.PauseConfig { return schedule.PauseConfig{Names: all} }
+		old := token()
+		require.NoError(t, g.Pause(ctx, names("a")))
+		require.NoError(t, g.Pause(ctx, names("b")))
+		require.NoError(t, g.Resume(ctx, "b"))
+		for range 10 { // more than a token remembers
+			require.NoError(t, g.Pause(ctx, names("m")))
+			require.NoError(t, g.Resume(ctx, "m"))
+		}
+		one := token()
+		time.Sleep(time.Second)
+		only(old)
+		require.NoError(t, g.Pause(ctx, names("b")))
+		require.NoError(t, p.Publish(ctx, one))
+		time.Sleep(time.Minute)
+		got.clear()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		assert.Equal(t, map[string]int{"m": 10}, got.perName(), "a is paused in one token, b later in the other one")
+
+		two := token()
+		require.NoError(t, g.Resume(ctx, "a"))
+		time.Sleep(30 * time.Minute)
+		require.NoError(t, p.Publish(ctx, two))
+		time.Sleep(time.Minute)
+		got.clear()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		assert.Equal(t, map[string]int{"m": 10, "a": 10}, got.perName(), "a token from before that a was resumed comes back")
+		token()
+	})
+}
+
+// A worker that has seen two tokens dies before it has returned the one that it keeps.
+func TestAPauseSurvivesAWorkerThatSawTwoTokens(t *testing.T) {
+	t.Parallel()
+	forEachVersion(t, func(t *testing.T, version string) {
+		w, g := recurring(t, version)
+		got := newTally()
+		w.consume("work", got)
+		cfg := schedule.RunConfig{Recurring: []schedule.Recurring{every("m", time.Minute), every("quiet", time.Minute)}}
+		mortal := w.mortal(cfg)
+		time.Sleep(10 * time.Second)
+		ctx := t.Context()
+		queue := w.broker.Queue(schedule.Names{}.TokenQueue("g"))
+		p, err := client.NewPublisher[*client.Message](ctx, w.conn, address.Queue(queue.Name()), client.PublisherConfig{})
+		require.NoError(t, err)
+		all := queue.Messages()
+		require.Len(t, all, 1)
+		newer := client.Copy(all[0].Message)
+		var state map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal([]byte(newer.Annotations[annotation.Recurring].(string)), &state))
+		state["serial"] = json.RawMessage("1000")
+		text, err := json.Marshal(state)
+		require.NoError(t, err)
+		newer.Annotations[annotation.Recurring] = string(text)
+		require.NoError(t, g.Pause(ctx, schedule.PauseConfig{Names: []string{"quiet"}}))
+		require.NoError(t, p.Publish(ctx, newer))
+		w.broker.SetMemoryAlarm(true)
+		time.Sleep(time.Minute + 5*time.Second)
+		defer mortal.kill()
+		require.Equal(t, 2, queue.Counts().Unacknowledged, "the worker holds both while it can't publish")
+		mortal.kill()
+		<-mortal.done
+		w.broker.SetMemoryAlarm(false)
+		w.group(g, cfg)
+		time.Sleep(time.Minute)
+		got.clear()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		assert.Equal(t, map[string]int{"m": 10}, got.perName())
+		assert.Len(t, queue.Messages(), 1)
+	})
+}
+
+// A forged token that is full of pauses doesn't keep workers from writing what they must.
+func TestAForgedTokenFullOfPausesStopsNobody(t *testing.T) {
+	t.Parallel()
+	forEachVersion(t, func(t *testing.T, version string) {
+		w, g := recurring(t, version)
+		got := newTally()
+		w.consume("work", got)
+		w.group(g, schedule.RunConfig{Recurring: []schedule.Recurring{every("m", time.Minute)}})
+		time.Sleep(10 * time.Second)
+		ctx := t.Context()
+		queue := w.broker.Queue(schedule.Names{}.TokenQueue("g"))
+		p, err := client.NewPublisher[*client.Message](ctx, w.conn, address.Queue(queue.Name()), client.PublisherConfig{})
+		require.NoError(t, err)
+		for n := range 3 {
+			all := queue.Messages()
+			require.Len(t, all, 1)
+			forged := client.Copy(all[0].Message)
+			var holds []map[string]any
+			for i := range 150 {
+				holds = append(holds, map[string]any{"name": fmt.Sprintf("%d-%d", n, i), "since": 1, "edited": int64(math.MaxInt64), "why": "x"})
+			}
+			text, err := json.Marshal(map[string]any{"serial": 0, "sum": "x", "holds": holds})
+			require.NoError(t, err)
+			forged.Annotations[annotation.Recurring] = string(text)
+			require.NoError(t, p.Publish(ctx, forged))
+			time.Sleep(2 * time.Minute)
+		}
+		got.clear()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		assert.Equal(t, map[string]int{"m": 10}, got.perName())
+		require.NoError(t, g.Pause(ctx, schedule.PauseConfig{}))
+		time.Sleep(time.Minute)
+		got.clear()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		assert.Empty(t, got.perName())
+		assert.Len(t, queue.Messages(), 1)
 	})
 }

@@ -197,8 +197,14 @@ func (g Group) hold(ctx context.Context, names []string, of func(now time.Time) 
 	return g.edit(ctx, names, func(s *state, now time.Time) {
 		for _, name := range names {
 			h := of(now)
-			h.Name = name
-			s.Holds = slices.DeleteFunc(s.Holds, func(old hold) bool { return old.Name == name && (old.Until == 0 || old.Until > h.Since) })
+			h.Name, h.Edited = name, s.stamp(name, now)
+			s.Holds = slices.DeleteFunc(s.Holds, func(old hold) bool {
+				replaced := old.Name == name && (old.Until == 0 || old.Until > h.Since)
+				if replaced {
+					h.Since = min(h.Since, old.Since) // times that nobody has taken up yet stay skipped
+				}
+				return replaced
+			})
 			s.Holds = append(s.Holds, h)
 		}
 	})
@@ -211,12 +217,20 @@ func (g Group) Resume(ctx context.Context, names ...string) error {
 		names = []string{""}
 	}
 	return g.edit(ctx, names, func(s *state, now time.Time) {
-		for n, h := range s.Holds {
-			if slices.Contains(names, h.Name) && (h.Until == 0 || h.Until > now.UnixNano()) {
-				s.Holds[n].Until = max(now.UnixNano(), h.Since)
+		for _, name := range names {
+			at := s.stamp(name, now)
+			for n, h := range s.Holds {
+				if h.Name == name && (h.Until == 0 || h.Until > now.UnixNano()) {
+					s.Holds[n].Until, s.Holds[n].Edited = max(now.UnixNano(), h.Since), at
+				}
 			}
 		}
 	})
+}
+
+// stamp dates an edit of a name: after those before it, though the broker's clock may have been set back.
+func (s *state) stamp(name string, now time.Time) int64 {
+	return max(now.UnixNano(), min(edited(s.Holds, name), latest)+1)
 }
 
 // edit changes the state, and returns once the broker has stored that. RabbitMQ confirms no settlement, so the token is

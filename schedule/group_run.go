@@ -298,10 +298,10 @@ func (r *runner) visit(ctx context.Context) error {
 		return nil
 	}
 	r.aside.Store(false)
+	if r.started && s.merge(r.known) {
+		r.dirty = true
+	}
 	if r.started && r.known.Serial > s.Serial { // it was created by one who didn't know the former one, or a change was lost
-		if !s.edited(r.known) {
-			s.Holds, s.Edits = r.known.Holds, r.known.Edits
-		}
 		s.Serial, s.Done = r.known.Serial, min(s.Done, r.known.Done)
 		r.dirty = true
 	}
@@ -329,16 +329,6 @@ func (r *runner) visit(ctx context.Context) error {
 	}
 	s.Holds = current(s.Holds, s.Done)
 	return r.write(ctx, h, s, now)
-}
-
-// current leaves out pauses that are over.
-func current(all []hold, done int64) (kept []hold) {
-	for _, h := range all {
-		if h.Until == 0 || h.Until > done {
-			kept = append(kept, h)
-		}
-	}
-	return kept
 }
 
 // write returns the token with the state s, or replaces it if the catalog has changed or is old.

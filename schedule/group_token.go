@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -27,7 +28,8 @@ import (
 // state takes it, and returns it within moments: the broker gives it to one at a time. It changes in place, by the
 // annotation that returning it writes, so a crash can't double it. Its body, the catalog, changes rarely, by a copy
 // that is confirmed before the original is accepted; then, or after somebody has forged one, there are two, and
-// a process that sees both keeps the one with the higher serial, with the pauses of the one that was edited last.
+// a process that sees both keeps the one with the higher serial, with the last pauses of both. It accepts the
+// other one only after it has returned that, so that no crash in between loses a pause.
 //
 // A maximum length of 1 wouldn't make it unique: RabbitMQ doesn't count a message that a consumer holds
 // (TestAQueueForOneMessageTakesAnother).
@@ -49,23 +51,81 @@ type state struct {
 
 const maxEdits = 8
 
-// edited reports whether s was edited by Pause or others after other was.
-func (s state) edited(other state) bool {
-	n := len(s.Edits)
-	if n == 0 {
-		return false
+// merge takes from another state of the same group what was paused or resumed later there, name by name, and reports
+// whether that changed s. So it doesn't matter how many tokens there were for a time, or which one an edit met. What
+// doesn't fit, with a forged token, is left out.
+func (s *state) merge(other state) (changed bool) {
+	before := *s
+	defer func() {
+		if _, err := s.text(maxState - stateRoom); changed && err != nil {
+			*s, changed = before, false
+		}
+	}()
+	for _, name := range names(other.Holds) {
+		if edited(other.Holds, name) <= edited(s.Holds, name) {
+			continue
+		}
+		kept := slices.DeleteFunc(slices.Clone(s.Holds), func(h hold) bool { return h.Name == name })
+		for _, h := range other.Holds {
+			if h.Name == name {
+				kept = append(kept, h)
+			}
+		}
+		s.Holds, changed = kept, true
 	}
-	last := func(e []string) string { return e[len(e)-1] }
-	return len(other.Edits) == 0 || last(s.Edits) != last(other.Edits) && slices.Contains(s.Edits, last(other.Edits))
+	for _, e := range other.Edits {
+		if !slices.Contains(s.Edits, e) {
+			s.Edits, changed = append(slices.Clone(s.Edits), e), true
+		}
+	}
+	s.Edits = s.Edits[max(0, len(s.Edits)-maxEdits):]
+	return changed
 }
 
-// takeEdits takes the pauses of another state if that was edited later.
-func (s *state) takeEdits(other state) bool {
-	if !other.edited(*s) {
-		return false
+// names lists the names that holds are for.
+func names(all []hold) (names []string) {
+	for _, h := range all {
+		if !slices.Contains(names, h.Name) {
+			names = append(names, h.Name)
+		}
 	}
-	s.Holds, s.Edits = other.Holds, other.Edits
-	return true
+	return names
+}
+
+// edited is when a name was last paused or resumed; 0: never, or long ago.
+func edited(all []hold, name string) (at int64) {
+	for _, h := range all {
+		if h.Name == name {
+			at = max(at, h.Edited)
+		}
+	}
+	return at
+}
+
+const (
+	// endedFor is how long the state knows that a pause has ended, for a token that hasn't heard of it: a process that
+	// hangs may hold one for as long as RabbitMQ's consumer timeout, 30 minutes.
+	endedFor = time.Hour
+	// maxEnded bounds how many of these there are.
+	maxEnded = 32
+)
+
+// current leaves out pauses that are over, but not the last edit of a name.
+func current(all []hold, done int64) (kept []hold) {
+	ended := 0
+	for _, h := range slices.Backward(all) { // the last ones that ended are the last ones
+		switch {
+		case h.Until == 0 || h.Until > done:
+		case h.Edited < edited(all, h.Name) || h.Edited < done-endedFor.Nanoseconds() || ended == maxEnded:
+			continue
+		default:
+			ended++
+			h.Why = ""
+		}
+		kept = append(kept, h)
+	}
+	slices.Reverse(kept)
+	return kept
 }
 
 // hold is a pause: times from Since until Until are skipped. Until 0: without an end.
@@ -75,10 +135,13 @@ type hold struct {
 	Until   int64  `json:"until,omitempty"`
 	Why     string `json:"why,omitempty"`
 	Removed bool   `json:"removed,omitempty"`
+	Edited  int64  `json:"edited"` // when this name was paused or resumed last; grows with each edit
 }
 
-// maxSerial keeps a forged token from the end of the numbers.
+// maxSerial and latest keep a forged token from the end of the numbers.
 const maxSerial = 1 << 53
+
+var latest = time.Date(maxYear, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano()
 
 // maxState bounds the annotation: it must fit into a frame. Pause and Resume leave two rooms of stateRoom, and a token that
 // anybody may have forged one, so that workers can always write what they add: their name and times.
@@ -131,6 +194,7 @@ type grip struct {
 	held    bool
 	merged  bool // state isn't what the token says
 	id      uint32
+	others  []uint32 // other tokens, which are accepted once this one has what they say
 	body    []byte
 	state   state
 }
@@ -254,18 +318,30 @@ func (h *grip) see(a link.Arrival) error {
 		h.held, h.id, h.state, h.body = true, a.ID, s, a.Msg.GetData()
 		return nil
 	case s.Serial > h.state.Serial:
-		older := h.id
-		h.merged = s.takeEdits(h.state)
+		h.merged = s.merge(h.state)
+		h.others = append(h.others, h.id)
 		h.id, h.state, h.body = a.ID, s, a.Msg.GetData()
-		return h.drop(older)
+	default:
+		h.merged = h.state.merge(s) || h.merged
+		h.others = append(h.others, a.ID)
 	}
-	h.merged = h.state.takeEdits(s) || h.merged
-	return h.drop(a.ID)
+	h.log.Info("hopback: a group of recurring messages has two tokens; the older one is removed", "queue", h.queue)
+	return nil
 }
 
-func (h *grip) drop(id uint32) error {
-	h.log.Info("hopback: a group of recurring messages has two tokens; the older one is removed", "queue", h.queue)
-	return h.link.Settle(id, link.Disposition{Kind: link.DispositionAccepted})
+// settle settles the token, then accepts the others.
+func (h *grip) settle(d link.Disposition) error {
+	h.held = false
+	others := link.Disposition{Kind: link.DispositionAccepted}
+	if h.merged && d.Kind == link.DispositionReleased {
+		others = d // their state couldn't be written
+	}
+	err := h.link.Settle(h.id, d)
+	for _, id := range h.others {
+		err = cmp.Or(err, h.link.Settle(id, others))
+	}
+	h.others = nil
+	return err
 }
 
 // stateOf reads a token, which anybody may have forged.
@@ -283,9 +359,11 @@ func stateOf(a link.Arrival) (s state, err error) {
 	if len(s.By) > maxGroup || s.Serial < 0 || s.Serial > maxSerial {
 		return s, fmt.Errorf("its annotation %s is out of range", annotation.Recurring)
 	}
-	latest := time.Date(maxYear, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano()
 	for _, t := range []*int64{&s.Done, &s.Head, &s.Next} {
 		*t = min(max(*t, 0), latest)
+	}
+	for n := range s.Holds {
+		s.Holds[n].Edited = min(max(s.Holds[n].Edited, 0), latest)
 	}
 	_, err = s.text(maxState - stateRoom)
 	return s, err
@@ -306,14 +384,12 @@ func (h *grip) change(s state) error {
 	if err != nil {
 		return err
 	}
-	h.held = false
-	return h.link.Settle(h.id, link.Disposition{Kind: link.DispositionModified, Annotations: map[any]any{annotation.Recurring: text}})
+	return h.settle(link.Disposition{Kind: link.DispositionModified, Annotations: map[any]any{annotation.Recurring: text}})
 }
 
 // replaced accepts the token after another one was published.
 func (h *grip) replaced() error {
-	h.held = false
-	return h.link.Settle(h.id, link.Disposition{Kind: link.DispositionAccepted})
+	return h.settle(link.Disposition{Kind: link.DispositionAccepted})
 }
 
 // close returns the token unless that is done, and ends the link.
@@ -325,7 +401,7 @@ func (h *grip) close(ctx context.Context) {
 		_ = h.change(h.state)
 	}
 	if h.held {
-		_ = h.link.Settle(h.id, link.Disposition{Kind: link.DispositionReleased})
+		_ = h.settle(link.Disposition{Kind: link.DispositionReleased})
 	}
 	_ = h.link.Close(ctx)
 	h.release()
