@@ -65,6 +65,7 @@ var faults = []chapter{
 			{"`typemux` didn't see the type of AMQP 0-9-1: 19 of 19 messages dead-lettered.", "Repairs…", "TestTheTypeOfAnAMQP091MessageFindsItsHandler TestWhatBecomesOfAMQP091Properties"},
 			{"Replays dropped tables and arrays in the headers of AMQP 0-9-1 messages.", "Repairs…", "TestHeadersOfAMQP091AreNotLostInSilence"},
 			{"A stream that was deleted and declared again was read from the middle: 51 of 105 messages skipped.", "Repairs…", "TestAPositionBelongsToOneStream"},
+			{"After a node was killed, a stream consumer took a replica that was behind for another stream, and ended.", "Repairs…", "TestAReplicaThatLagsStopsNoConsumer"},
 			{"After a node was killed, a stream consumer waited forever without a log line.", "Repairs…", "TestAStreamWithoutAReplicaIsTriedAgain TestAStreamThatFallsSilentIsReadOn"},
 			{"A retry policy within another one was accepted; `dedupe` around a policy swallowed its retries.", "Repairs…", "TestNestedPoliciesAreRefused TestARetryIsNeverDone"},
 			{"One policy pattern that Go can't parse disabled 30 rules of `doctor`, with exit code 0.", "Repairs…", "TestAPolicyWithALookAhead TestPatternsOfPoliciesMatchAsOnABroker"},
@@ -107,6 +108,7 @@ var faults = []chapter{
 		title: "hopback: found by tests on brokers, and by reading",
 		where: fixedBy,
 		faults: []fault{
+			{"A pause of recurring messages was lost if their group had two tokens for a time, and both were edited.", "Repairs…", "TestAPauseSurvivesEditsOfAnotherToken TestAPauseSurvivesAWorkerThatSawTwoTokens"},
 			{"A message taken from the queue as its link was lost stayed unsent.", "371b87a", "TestAMessageTakenFromTheQueueAsTheLinkIsLostIsKept"},
 			{"Messages sent again after a reconnect changed their order if others had been withdrawn.", "cab3646", "TestOrderIsKeptWhenCallersHaveTakenMessagesBack"},
 			{"What a lost link hadn't accepted any more was reported as unknown.", "d96c23a", "TestAMessageThatALostLinkDidNotTakeIsNotSent"},

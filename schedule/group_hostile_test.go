@@ -420,7 +420,7 @@ func TestNoRecurringMessageIsEarlyWhileTheBrokersTimeIsUnknown(t *testing.T) {
 	})
 }
 
-// There are two tokens for a time, one of which is older by many edits, as one is that a worker makes from what it knew while
+// There are two tokens for a time. One is older by many edits, like one that a worker makes from what it knew while
 // another one holds the token for half a minute. Each is edited while the other one is out of sight. When they meet,
 // the last edit of each name counts.
 func TestAPauseSurvivesEditsOfAnotherToken(t *testing.T) {

@@ -111,6 +111,8 @@ type consumer struct {
 	// behind is the index of the endpoint to connect to, after the Conn's. A node can be up and
 	// not serve the stream for a long time.
 	behind int
+	// beyondSince is since when k.at is beyond the end of each replica that was asked; zero: it isn't.
+	beyondSince time.Time
 	// silence is how long it receives nothing before it looks whether messages are ready; 0: the
 	// shortest time.
 	silence time.Duration

@@ -28,7 +28,8 @@ func (e *FilterError) Error() string {
 // PositionError means that a consumer's position isn't one in its stream.
 //
 //   - The position is beyond the end of the stream: the stream was deleted and declared again, or its
-//     end was lost. The broker would deliver nothing until the stream reaches the position.
+//     end was lost. The broker would deliver nothing until the stream reaches the position. On a
+//     cluster a replica may only be behind, so Consume tries all nodes for two minutes first.
 //   - The position is in another stream of that name: the stream was deleted and declared again, and
 //     has grown past the position. The consumer would skip the messages before it. This is known only
 //     if the store is a [MarkStore], or if it happens while the consumer runs.

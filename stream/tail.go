@@ -3,9 +3,11 @@ package stream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/frames"
@@ -29,8 +31,9 @@ func (k *consumer) resolve(ctx context.Context, patient *impatience, raw *dedica
 	}
 	if k.at.kind == offsetNumber {
 		if end < k.at.n {
-			return &PositionError{Stream: k.stream, Consumer: k.cfg.Consumer, Position: k.at.n, End: end}
+			return k.beyond(patient, end)
 		}
+		k.beyondSince = time.Time{}
 		if replaced, err := k.replaced(patient, raw); err != nil || !replaced {
 			return err
 		}
@@ -60,6 +63,23 @@ func (k *consumer) resolve(ctx context.Context, patient *impatience, raw *dedica
 	}
 	patient.answered()
 	return nil
+}
+
+// lagLimit is how long a position may be beyond the end of a stream's replicas before it is taken for wrong.
+const lagLimit = 2 * time.Minute
+
+// beyond returns why a consumer can't start beyond the end. On a cluster that may pass: after its leader's node has died,
+// a replica doesn't deliver yet what the leader has delivered (TestAReplicaThatLagsStopsNoConsumer). So other nodes
+// are tried, and this one again, for lagLimit.
+func (k *consumer) beyond(ctx context.Context, end uint64) error {
+	if k.beyondSince.IsZero() {
+		k.beyondSince = time.Now()
+	}
+	info, err := declare.Inspect(ctx, k.conn.Management(), k.stream)
+	if err == nil && len(info.Replicas) <= 1 || time.Since(k.beyondSince) >= lagLimit {
+		return &PositionError{Stream: k.stream, Consumer: k.cfg.Consumer, Position: k.at.n, End: end}
+	}
+	return fmt.Errorf("on this node the stream ends before offset %d, and the consumer is at %d; the node's replica may be behind the others", end, k.at.n)
 }
 
 // remember saves the offset at which the consumer starts.
