@@ -160,7 +160,9 @@ func (g Group) now(ctx context.Context) (time.Time, error) {
 
 // Pause pauses messages, or all of the group. Times in a pause are skipped, regardless of their Missed. When it returns
 // nil, the broker has stored that, and no worker publishes for a later time; one that has taken up a time before may
-// still be publishing for it. A pause outlasts restarts. Pausing again replaces a pause.
+// still be publishing for it. After a worker has held the group's token for half a minute, as in an alarm, there may be
+// two; then a worker that has the other one may publish until they meet. A pause outlasts restarts. Pausing again
+// replaces a pause, which then has begun with the first one.
 //
 // The error is an *argument.Error if a name is unknown.
 func (g Group) Pause(ctx context.Context, cfg PauseConfig) error {

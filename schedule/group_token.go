@@ -57,7 +57,10 @@ const maxEdits = 8
 func (s *state) merge(other state) (changed bool) {
 	before := *s
 	defer func() {
-		if _, err := s.text(maxState - stateRoom); changed && err != nil {
+		if !changed {
+			return
+		}
+		if _, err := s.text(maxState - stateRoom); err != nil {
 			*s, changed = before, false
 		}
 	}()
