@@ -20,6 +20,8 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/middleware/dedupe"
 	"github.com/hopback/hopback/schedule"
 )
@@ -557,5 +559,40 @@ func TestAForgedTokenFullOfPausesStopsNobody(t *testing.T) {
 		synctest.Wait()
 		assert.Empty(t, got.perName())
 		assert.Len(t, queue.Messages(), 1)
+	})
+}
+
+// While a worker holds the token, as it does in an alarm, nobody says that the group is missing.
+func TestATokenThatIsHeldIsNotMissing(t *testing.T) {
+	t.Parallel()
+	forEachVersion(t, func(t *testing.T, version string) {
+		w, g := recurring(t, version)
+		w.consume("work", newTally())
+		stop := w.group(g, schedule.RunConfig{Recurring: []schedule.Recurring{every("m", time.Minute)}})
+		time.Sleep(10 * time.Second)
+		stop() // it would create another token
+		queue := w.broker.Queue(schedule.Names{}.TokenQueue("g"))
+		other := w.connect()
+		sess, release, err := inside.Of(other).OpenSession(t.Context())
+		require.NoError(t, err)
+		defer release()
+		l, err := sess.Receiver(t.Context(), "/queues/"+queue.Name(), link.ReceiverOptions{})
+		require.NoError(t, err)
+		require.NoError(t, l.IssueCredit(1))
+		held, err := l.Receive(t.Context())
+		require.NoError(t, err)
+		for name, call := range map[string]func() error{
+			"pause":   func() error { return g.Pause(t.Context(), schedule.PauseConfig{}) },
+			"list":    func() error { _, err := g.List(t.Context(), schedule.ListConfig{}); return err },
+			"run now": func() error { _, err := g.RunNow(t.Context(), "m"); return err },
+		} {
+			began := time.Now()
+			err := call()
+			require.ErrorIs(t, err, client.ErrNotSent, name)
+			assert.NotErrorIs(t, err, client.ErrNotFound, name)
+			assert.Less(t, time.Since(began), 45*time.Second, name)
+		}
+		require.NoError(t, l.Settle(held.ID, link.Disposition{Kind: link.DispositionReleased}))
+		require.NoError(t, g.Pause(t.Context(), schedule.PauseConfig{}))
 	})
 }

@@ -75,8 +75,8 @@ type ListConfig struct {
 }
 
 // List returns the group's messages and their state. It works whether or not workers run. As for the methods below,
-// client.ErrNotFound means that the group isn't declared, or that no program has run it yet; the other errors are
-// those of client.Conn.Consume.
+// client.ErrNotFound means that the group isn't declared, or that no program has run it yet, and client.ErrNotSent that a
+// worker has held its token for 30 s, as in an alarm; the other errors are those of client.Conn.Consume.
 func (g Group) List(ctx context.Context, cfg ListConfig) (GroupState, error) {
 	if err := g.check(); err != nil {
 		return GroupState{}, err

@@ -188,6 +188,11 @@ func noToken(queue string) error {
 	return &failure.Error{Op: "take the token", Target: queue, Kind: failure.ErrNotFound, Text: errNoToken.Error(), Err: errNoToken}
 }
 
+func heldToken(queue string) error {
+	text := fmt.Sprintf("nobody has returned it for %v: a worker holds it while it waits for the broker, as in an alarm, or it was deleted, and a worker is about to create it again; try again", tokenWait)
+	return &failure.Error{Op: "take the token", Target: queue, Kind: failure.ErrNotSent, Text: text}
+}
+
 // grip is the token in hand.
 type grip struct {
 	link    link.ReceiverLink
@@ -264,16 +269,19 @@ func (h *grip) await(ctx context.Context, g Group, create func(context.Context) 
 			return lost(err)
 		}
 	}
-	switch {
-	case h.held:
+	if h.held {
 		return nil
-	case !late && !h.alone(ctx, g):
-	case create == nil:
-		return noToken(h.queue)
-	default:
+	}
+	switch alone := h.alone(ctx, g); {
+	case !alone && !late:
+	case create != nil:
 		if err := create(ctx); err != nil {
 			return err
 		}
+	case alone:
+		return noToken(h.queue)
+	default:
+		return heldToken(h.queue)
 	}
 	if err := h.wait(ctx); err != nil {
 		return lost(err)
