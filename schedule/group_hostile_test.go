@@ -504,13 +504,14 @@ func TestAPauseSurvivesAWorkerThatSawTwoTokens(t *testing.T) {
 		newer.Annotations[annotation.Recurring] = string(text)
 		require.NoError(t, g.Pause(ctx, schedule.PauseConfig{Names: []string{"quiet"}}))
 		require.NoError(t, p.Publish(ctx, newer))
-		w.broker.SetMemoryAlarm(true)
+		answer, err := w.broker.Queue("work").HoldConfirms()
+		require.NoError(t, err)
 		time.Sleep(time.Minute + 5*time.Second)
 		defer mortal.kill()
-		require.Equal(t, 2, queue.Counts().Unacknowledged, "the worker holds both while it can't publish")
+		require.Equal(t, 2, queue.Counts().Unacknowledged, "the worker holds both while its message isn't confirmed")
 		mortal.kill()
 		<-mortal.done
-		w.broker.SetMemoryAlarm(false)
+		answer()
 		w.group(g, cfg)
 		time.Sleep(time.Minute)
 		got.clear()
@@ -594,5 +595,40 @@ func TestATokenThatIsHeldIsNotMissing(t *testing.T) {
 		}
 		require.NoError(t, l.Settle(held.ID, link.Disposition{Kind: link.DispositionReleased}))
 		require.NoError(t, g.Pause(t.Context(), schedule.PauseConfig{}))
+	})
+}
+
+// In an alarm nobody keeps the token: it can be edited, there is never a second one, and the messages come soon after it.
+func TestAnAlarmKeepsNoTokenInHand(t *testing.T) {
+	t.Parallel()
+	forEachVersion(t, func(t *testing.T, version string) {
+		w, g := recurring(t, version)
+		got := newTally()
+		w.consume("work", got)
+		for _, name := range []string{"one", "two", "three"} {
+			w.group(g, schedule.RunConfig{Worker: name, Recurring: []schedule.Recurring{every("m", time.Minute), every("quiet", time.Minute)}})
+		}
+		time.Sleep(10 * time.Second)
+		queue := w.broker.Queue(schedule.Names{}.TokenQueue("g"))
+		pause := func() error { return g.Pause(t.Context(), schedule.PauseConfig{Names: []string{"quiet"}}) }
+		resume := func() error { return g.Resume(t.Context(), "quiet") }
+		w.broker.SetMemoryAlarm(true)
+		for range 4 { // after ten minutes the broker's time would have to be read again, which can't be done in an alarm
+			time.Sleep(55 * time.Second)
+			require.NoError(t, pause())
+			require.NoError(t, resume())
+			assert.LessOrEqual(t, queue.Counts().Ready+queue.Counts().Unacknowledged, 1)
+		}
+		require.NoError(t, pause())
+		got.clear()
+		w.broker.SetMemoryAlarm(false)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		assert.Positive(t, got.perName()["m"])
+		got.clear()
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		assert.Equal(t, map[string]int{"m": 10}, got.perName())
+		assert.Len(t, queue.Messages(), 1)
 	})
 }

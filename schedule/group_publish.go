@@ -72,6 +72,9 @@ func (r *runner) refused(t *turn, now time.Time) bool {
 		r.log.Error("hopback: a recurring message wasn't accepted; trying again", "group", r.g.Name, "name", t.i.Name, "time", first.UTC(), "error", t.failed)
 	}
 	t.i.again = now.Add(min(time.Second<<min(t.i.tries, 10), retryPause))
+	if errors.Is(t.failed, errAlarm) {
+		t.i.again = now.Add(alarmPause)
+	}
 	t.i.tries++
 	t.i.anchor = t.anchor
 	r.set(t.i, t.was, nil)
@@ -139,16 +142,16 @@ func (r *runner) send(ctx context.Context, turns []*turn) {
 		if len(batch) == 0 {
 			return
 		}
-		ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-		defer cancel()
+		ctx, end := r.sending(ctx)
+		defer end()
 		err := r.p.PublishAll(ctx, batch)
 		if b, ok := errors.AsType[*client.BatchError](err); ok {
 			for _, f := range b.Failed {
-				of[f.Index].failed = f.Err
+				of[f.Index].failed = orAlarm(ctx, f.Err)
 			}
 		} else if err != nil {
 			for _, t := range of {
-				t.failed = err
+				t.failed = orAlarm(ctx, err)
 			}
 		}
 		clear(batch)

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -39,6 +40,8 @@ const (
 	refusedFor = time.Hour
 	// retryPause is the longest pause before it is published again.
 	retryPause = 30 * time.Second
+	// alarmPause is the pause in an alarm.
+	alarmPause = time.Second
 	// stepsOf and stepsOfAll bound the calls of Next in one visit, for one message and together.
 	stepsOf, stepsOfAll = 100_000, 2_000_000
 	publishTimeout      = 30 * time.Second
@@ -209,6 +212,10 @@ func (r *runner) run(ctx context.Context) error {
 			warned = err.Error()
 			r.log.Warn("hopback: the token of a group of recurring messages can't be taken; trying again", "group", r.g.Name, "error", err)
 		}
+		if errors.Is(err, errAlarm) {
+			backoff.Sleep(ctx, alarmPause)
+			continue
+		}
 		backoff.Sleep(ctx, inside.Of(r.g.Conn).Pause(failures))
 		failures++
 	}
@@ -276,6 +283,9 @@ func (r *runner) when() time.Time {
 
 // visit takes the token, publishes what is due, and returns it.
 func (r *runner) visit(ctx context.Context) error {
+	if _, err := r.g.now(ctx); err != nil { // it may take time, so the token isn't in hand
+		return err
+	}
 	h, err := r.g.take(ctx, r.create)
 	if err != nil {
 		return err
@@ -352,9 +362,38 @@ func (r *runner) write(ctx context.Context, h *grip, s state, now time.Time) err
 
 // put publishes a token.
 func (r *runner) put(ctx context.Context, m *client.Message) error {
+	ctx, end := r.sending(ctx)
+	defer end()
+	err := r.p.Publish(ctx, m, client.PublishTo(address.Queue(r.g.Names.TokenQueue(r.g.Name))))
+	return orAlarm(ctx, err)
+}
+
+// sending returns the ctx for something to publish. It ends with errAlarm in an alarm: whoever waited for the broker with the
+// token in hand would keep Pause from changing it, and in time others would create another one.
+func (r *runner) sending(ctx context.Context) (sending context.Context, end func()) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	return r.p.Publish(ctx, m, client.PublishTo(address.Queue(r.g.Names.TokenQueue(r.g.Name))))
+	ctx, stop := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		if inside.Of(r.g.Conn).AwaitAlarm(ctx) {
+			stop(errAlarm)
+		}
+	})
+	return ctx, func() {
+		stop(nil)
+		cancel()
+		watching.Wait()
+	}
+}
+
+var errAlarm = errors.New("the broker accepts no messages, because of a memory or disk alarm")
+
+// orAlarm is err, or errAlarm if that is why.
+func orAlarm(ctx context.Context, err error) error {
+	if err != nil && errors.Is(context.Cause(ctx), errAlarm) && !errors.Is(err, errAlarm) {
+		return fmt.Errorf("%w: %w", errAlarm, err)
+	}
+	return err
 }
 
 // create publishes a token, from memory if it has disappeared.

@@ -204,7 +204,7 @@ func TestMissedTimes(t *testing.T) {
 		stop()
 		began := time.Now()
 		got.clear()
-		time.Sleep(59 * time.Minute)
+		time.Sleep(59*time.Minute + 300*time.Millisecond) // between two seconds
 		w.group(g, cfg)
 		time.Sleep(500 * time.Millisecond)
 		synctest.Wait()
