@@ -368,7 +368,7 @@ func (r *runner) put(ctx context.Context, m *client.Message) error {
 	return orAlarm(ctx, err)
 }
 
-// sending returns the ctx for something to publish. It ends with errAlarm in an alarm: whoever waited for the broker with the
+// sending returns the ctx for something to publish. It ends with errAlarm in an alarm: who waited for the broker with the
 // token in hand would keep Pause from changing it, and in time others would create another one.
 func (r *runner) sending(ctx context.Context) (sending context.Context, end func()) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)

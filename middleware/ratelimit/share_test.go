@@ -244,7 +244,7 @@ func TestASharedLimitNeedsABroker(t *testing.T) {
 	})
 }
 
-// A worker that stops gives back at once what waits for the limit, uncounted.
+// A worker that stops returns at once what waits for the limit, uncounted.
 func TestAWorkerThatStopsHoldsNothingBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
