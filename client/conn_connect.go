@@ -134,8 +134,12 @@ const (
 
 // newPool makes the Conn's pool. Its first connection isn't open yet.
 func (c *Conn) newPool(eps []link.Endpoint) *link.Pool {
+	dial := c.cfg.dialing()
+	if c.hooks != nil {
+		dial.Settlements = c.hooks
+	}
 	return link.NewPool(link.PoolConfig{
-		Dial: c.cfg.dialing(c.hooks.SettledRange()), MaxConnections: c.cfg.MaxConnections, Backoff: c.cfg.Reconnect,
+		Dial: dial, MaxConnections: c.cfg.MaxConnections, Backoff: c.cfg.Reconnect,
 		Observer: c.events, Requests: poolRequests{c},
 	}, eps)
 }

@@ -120,15 +120,9 @@ func (p *publishingAll) End(err error) {
 	}
 }
 
-// SettledRange is nil if there is no Instrument.
-func (h *instrumentHooks) SettledRange() func(n int) {
-	if h == nil {
-		return nil
-	}
-	return func(n int) {
-		defer caught(h.log, "SettledRange")
-		h.in.SettledRange(n)
-	}
+func (h *instrumentHooks) SettledRange(n int) {
+	defer caught(h.log, "SettledRange")
+	h.in.SettledRange(n)
 }
 
 // Handle begins to follow a delivery. It returns the ctx for its handler, and nil if nobody

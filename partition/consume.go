@@ -79,8 +79,8 @@ func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, 
 	err = in.Start(ctx, g.Name, func() error {
 		var found limits
 		found, pending, err = startcheck.Check[limits]{
-			Run:        func(ctx context.Context) (limits, error) { return g.check(ctx, conn) },
-			AwaitAlarm: in.AwaitAlarm, Stop: fail, Log: w.log,
+			Run:    func(ctx context.Context) (limits, error) { return g.check(ctx, conn) },
+			Alarms: in, Stop: fail, Log: w.log,
 		}.Start(ctx, w.learn)
 		if err == nil && pending == nil {
 			w.learn(found)

@@ -56,7 +56,7 @@ func (d *decorator) check(ctx context.Context, s client.Start) (*queueState, err
 // waits for the check, which stops the consumer if it fails.
 func (d *decorator) startChecked(ctx context.Context, s client.Start, q *queueState, check func(context.Context) (*queueState, error)) (*queueState, error) {
 	found, pending, err := startcheck.Check[*queueState]{
-		Run: check, AwaitAlarm: inside.AwaitAlarm,
+		Run: check, Alarms: inside.AlarmsOf(ctx),
 		Stop: func(err error) { refusal.Stop(ctx, err) }, Log: q.log.With("queue", s.Queue),
 	}.Start(ctx, d.states.put)
 	if pending == nil {

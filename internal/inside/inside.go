@@ -31,9 +31,7 @@ type Conn[Delivery any] interface {
 	// Handle has the Conn's Instrument follow a delivery. The handler gets the ctx that is
 	// returned, and handled is called with its result.
 	Handle(ctx context.Context, d Delivery) (with context.Context, handled func(error))
-	// AwaitAlarm waits until the broker answers no requests because of a memory or disk alarm. It
-	// returns false if it can't tell, or ctx ends before.
-	AwaitAlarm(ctx context.Context) bool
+	Alarms
 	// Start calls f, in which a consumer of the queue asks the broker before it starts, and calls it again if
 	// the connection was lost, until ctx ends. It counts as a consumer that is starting, and is logged if it takes
 	// long.

@@ -57,7 +57,7 @@ type Wire struct {
 	}
 	// Ctx ends when the connection does. It has no deadline.
 	Ctx    context.Context
-	Cancel context.CancelFunc
+	cancel context.CancelFunc
 }
 
 // Says returns what the broker says of itself as it opens a connection, such as "product"; "": nothing.
@@ -116,7 +116,7 @@ func (w *Wire) Answered(ctx context.Context, limit time.Duration, open func(ctx 
 // close ends the connection in order, within ctx.
 func (w *Wire) close(ctx context.Context) {
 	_ = w.AMQP.Close(ctx)
-	w.Cancel()
+	w.cancel()
 }
 
 // sessionDeliveries is after how many deliveries a session is replaced: half of those that

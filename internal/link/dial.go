@@ -29,7 +29,7 @@ type DialConfig struct {
 	Impersonator   bool
 	MaxMessageSize uint64 // of messages that are kept whole: see Arrival.Size; 0: 512 MiB
 	Log            *slog.Logger
-	Settled        func(n int) // reports ranges of settlements; nil: nobody listens
+	Settlements    engine.Settlements // nil: nobody listens
 
 	addresses *addresses // of the pool
 	fresh     bool       // pass over all addresses that have failed
@@ -55,7 +55,7 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 		Response:    sasl.response(),
 		IdleTimeout: cfg.IdleTimeout,
 		MaxSessions: MaxSessions,
-		Settled:     cfg.Settled,
+		Settlements: cfg.Settlements,
 		Properties: frames.Map{
 			{Key: frames.Symbol("connection_name"), Value: cfg.Name},
 			{Key: frames.Symbol("product"), Value: "hopback"},
@@ -81,7 +81,7 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 	w.Version, w.Node = w.Says("version"), w.Says("node")
 	w.intakes.notify = w.Blockage.Notify
 	w.Spare = make(chan struct{}, spareSessions(w.Limit))
-	w.Ctx, w.Cancel = context.WithCancel(context.Background())
+	w.Ctx, w.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(w.Ctx, w.Blockage.end)
 	w.Old = oldbroker.Of(oldbroker.Version(w.Version).AtLeast)
 	restChannels(conn, w.Old)

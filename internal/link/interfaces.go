@@ -54,14 +54,19 @@ type Sessions interface {
 	Give(s Session, intact bool)
 }
 
-// ReceiverOptions are the options of a receiver in addition to its source. Its functions are
-// called on the goroutine that reads from the connection, and must not block.
+// ReceiverEvents hears what the broker does on a receiver's link. Its methods are called on the
+// goroutine that reads from the connection, and must not block.
+type ReceiverEvents interface {
+	// Revoked is called with the ids of deliveries, from first to last, that the broker has
+	// revoked before they were settled. Some may be unknown to the link.
+	Revoked(first, last uint32)
+	// State is called with the link state of each flow that has one.
+	State(state map[string]any)
+}
+
+// ReceiverOptions are the options of a receiver in addition to its source.
 type ReceiverOptions struct {
-	// Revoked, if not nil, is called with the ids of deliveries, from first to last, that the
-	// broker has revoked before they were settled. Some may be unknown to the link.
-	Revoked func(first, last uint32)
-	// State, if not nil, is called with the link state of each flow that has one.
-	State      func(map[string]any)
+	Events     ReceiverEvents // nil: nobody listens
 	Properties map[string]any
 	// MaxBytes bounds the encoded bytes of deliveries that were received and not released: the
 	// broker sends no more then, however much credit it has. A single larger delivery still arrives,

@@ -26,7 +26,7 @@ type Pool struct {
 
 	// Ctx ends when all users of the connections have stopped.
 	Ctx    context.Context
-	Cancel context.CancelFunc
+	cancel context.CancelFunc
 	// expedite ends when a Close has no time left.
 	expedite context.Context
 	cutOff   context.CancelFunc
@@ -76,7 +76,7 @@ func NewPool(cfg PoolConfig, eps []Endpoint) *Pool {
 	for i := range eps {
 		eps[i].raw, eps[i].worked = eps[i].user(cfg.Dial.Impersonator), &atomic.Bool{}
 	}
-	p.Ctx, p.Cancel = context.WithCancel(context.Background())
+	p.Ctx, p.cancel = context.WithCancel(context.Background())
 	p.expedite, p.cutOff = context.WithCancel(context.Background())
 	p.Conns = []*pooledConn{p.newConn(1)}
 	return p
@@ -100,6 +100,9 @@ func (p *Pool) Abort() {
 		}
 	}
 }
+
+// Cancel ends Ctx.
+func (p *Pool) Cancel() { p.cancel() }
 
 // Close closes all connections in order, within ctx. It follows beginClose, once all users have
 // stopped.

@@ -140,7 +140,7 @@ func (c *pooledConn) supervise(w *Wire, at int) {
 		}
 		lost := w.lost()
 		w.fail()
-		w.Cancel()
+		w.cancel()
 		c.end(w, lost)
 		c.down = loglines.Outage{}
 		c.down.Due(time.Now()) // it is: this line is the first

@@ -101,17 +101,12 @@ func (s *WireSession) Close(ctx context.Context) {
 
 func (s *WireSession) Receiver(ctx context.Context, source string, o ReceiverOptions) (ReceiverLink, error) {
 	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: source}, Properties: linkProperties(o.Properties)}
-	if o.Revoked != nil {
-		cfg.OnState = func(first, last uint32, _ any) { o.Revoked(first, last) }
-	}
-	if o.State != nil {
-		cfg.OnFlow = func(m frames.Map) { o.State(plainMap(m)) }
-	}
 	if o.MaxBytes > 0 {
 		s.s.Limit(o.MaxBytes)
 	}
 	cfg.MaxKept = s.w.maxMessage
 	r := newWireReceiver(s, &s.w.heard)
+	r.events = o.Events
 	if err := r.attach(ctx, attachTimeout, cfg); err != nil {
 		return nil, err
 	}
@@ -162,9 +157,10 @@ func (s *WireSession) Pair(ctx context.Context, name, node string, credit uint32
 // one that takes them. The link's credit bounds how many there are, and ReceiverOptions.MaxBytes
 // how many bytes.
 type wireReceiver struct {
-	r     *engine.Receiver
-	of    *WireSession
-	heard *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
+	r      *engine.Receiver
+	of     *WireSession
+	heard  *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
+	events ReceiverEvents // nil: nobody listens
 
 	mu     sync.Mutex
 	queue  fifo.Queue[Arrival]
@@ -178,17 +174,15 @@ func newWireReceiver(s *WireSession, heard *atomic.Uint64) *wireReceiver {
 }
 
 func (l *wireReceiver) attach(ctx context.Context, limit time.Duration, cfg engine.ReceiverConfig) error {
-	cfg.OnDelivery = l.delivered
-	cfg.OnDrained = l.drained
-	cfg.OnEnd = func(error) { close(l.over) }
+	cfg.Events = l
 	return l.of.w.Answered(ctx, limit, func(ctx context.Context) (err error) {
 		l.r, err = l.of.s.Receiver(ctx, cfg)
 		return err
 	})
 }
 
-// delivered is called on the goroutine that reads, as drained is.
-func (l *wireReceiver) delivered(d *engine.Delivery) {
+// Delivered is called by the engine, on the goroutine that reads, as are the other methods of its ReceiverEvents.
+func (l *wireReceiver) Delivered(d *engine.Delivery) {
 	l.of.count(l.heard)
 	a := arrived(d)
 	l.mu.Lock()
@@ -200,13 +194,27 @@ func (l *wireReceiver) delivered(d *engine.Delivery) {
 	}
 }
 
-func (l *wireReceiver) drained(count uint32) {
+func (l *wireReceiver) Drained(count uint32) {
 	select {
 	case <-l.drains:
 	default:
 	}
 	l.drains <- count
 }
+
+func (l *wireReceiver) Flowed(properties frames.Map) {
+	if l.events != nil {
+		l.events.State(plainMap(properties))
+	}
+}
+
+func (l *wireReceiver) StateChanged(first, last uint32) {
+	if l.events != nil {
+		l.events.Revoked(first, last)
+	}
+}
+
+func (l *wireReceiver) Ended(error) { close(l.over) }
 
 func (l *wireReceiver) Prefetched() (a Arrival, ok bool) {
 	l.mu.Lock()
