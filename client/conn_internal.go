@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
@@ -92,7 +91,7 @@ func (in internal) OpenSession(ctx context.Context) (link.Session, func(), error
 
 // Dial opens a network connection to the endpoint that comes behind places after the one of the
 // first connection, or to the next one that can be reached.
-func (in internal) Dial(ctx context.Context, behind int) (dedicated.Dialed, error) {
+func (in internal) Dial(ctx context.Context, behind int) (link.Dialed, error) {
 	return in.conn.pool.DialRaw(ctx, behind)
 }
 

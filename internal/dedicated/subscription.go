@@ -30,7 +30,7 @@ type Subscription struct {
 type Message struct {
 	Payload []byte
 	// Size is how many bytes the encoded message has. If that is more than Payload has, the message is
-	// larger than Dialed.MaxMessageSize, and Payload is its beginning.
+	// larger than link.Dialed.MaxMessageSize, and Payload is its beginning.
 	Size uint64
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/brokerclock"
-	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/replylink"
 )
@@ -17,8 +16,9 @@ import (
 // Conn is what Of returns for a *client.Conn. Delivery is *client.Delivery: package
 // client imports this one, so it can't be named here.
 type Conn[Delivery any] interface {
-	// Dial connects to where the Conn is connected to: see package dedicated.
-	dedicated.Dialer
+	// Dial connects to the endpoint that is so many behind the one that the Conn is connected to: see
+	// package dedicated.
+	Dial(ctx context.Context, behind int) (link.Dialed, error)
 	// Closed returns a channel that is closed when the Conn is.
 	Closed() <-chan struct{}
 	// AwaitVersion waits for a connection, and returns its broker's version, which may be empty. The

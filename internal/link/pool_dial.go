@@ -3,11 +3,11 @@ package link
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 
-	"github.com/hopback/hopback/internal/dedicated"
-
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/userid"
 )
 
 // leaderTimeout bounds the question which node leads a queue.
@@ -110,14 +110,33 @@ func (p *Pool) noteNode(i int, node string) {
 	p.nodes[i] = node
 }
 
+// Dialed is a network connection on which nothing was sent yet, and how to log in.
+type Dialed struct {
+	Net         net.Conn
+	Host        string // of the open: "vhost:" and the virtual host
+	Name        string // the container-id
+	Shown       string // the endpoint for people, without a password
+	Mechanism   string // of SASL
+	Response    []byte // its initial response
+	IdleTimeout time.Duration
+	Login       *userid.Login // of all connections to the endpoint
+	// MaxMessageSize is how many bytes of a message a dedicated.Subscription keeps. 0: all.
+	MaxMessageSize uint64
+
+	cfg DialConfig
+}
+
+// Failed notes that no broker answers on the connection.
+func (d Dialed) Failed() { d.cfg.fail(d.Net) }
+
 // DialRaw makes a network connection for package dedicated, to the endpoint that is so many
 // behind the first connection's, or to the next that can be reached.
-func (p *Pool) DialRaw(ctx context.Context, behind int) (dedicated.Dialed, error) {
+func (p *Pool) DialRaw(ctx context.Context, behind int) (Dialed, error) {
 	p.Mu.Lock()
 	at, cfg := p.Conns[0].at, p.Conns[0].Cfg
 	p.Mu.Unlock()
 	if p.Ctx.Err() != nil {
-		return dedicated.Dialed{}, &failure.Error{Op: "connect", Kind: failure.ErrClosed}
+		return Dialed{}, &failure.Error{Op: "connect", Kind: failure.ErrClosed}
 	}
 	var errs []error
 	for i := range p.endpoints {
@@ -127,23 +146,23 @@ func (p *Pool) DialRaw(ctx context.Context, behind int) (dedicated.Dialed, error
 		}
 		errs = append(errs, err)
 	}
-	return dedicated.Dialed{}, errors.Join(errs...)
+	return Dialed{}, errors.Join(errs...)
 }
 
-func dialRaw(ctx context.Context, ep Endpoint, cfg DialConfig) (dedicated.Dialed, error) {
+func dialRaw(ctx context.Context, ep Endpoint, cfg DialConfig) (Dialed, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
 	defer cancel()
 	sasl, _, err := ep.sasl.login(ctx)
 	if err != nil {
-		return dedicated.Dialed{}, noToken(ep, err)
+		return Dialed{}, noToken(ep, err)
 	}
 	raw, err := dialEndpoint(ctx, ep, cfg)
 	if err != nil {
-		return dedicated.Dialed{}, err
+		return Dialed{}, err
 	}
-	return dedicated.Dialed{
+	return Dialed{
 		Net: raw, Host: "vhost:" + ep.vhost, Name: failure.Clip(cfg.Name, MaxName-8), Shown: ep.Shown,
 		Mechanism: sasl.Mechanism, Response: sasl.response(), IdleTimeout: cfg.IdleTimeout, Login: ep.raw, MaxMessageSize: cfg.MaxMessageSize,
-		Failed: func() { cfg.fail(raw) },
+		cfg: cfg,
 	}, nil
 }
