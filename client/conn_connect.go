@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/internal/clienttest"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
@@ -39,7 +38,7 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 		return nil, err
 	}
 	c := newConn(cfg, eps)
-	test := clienttest.From(ctx)
+	test := inside.TestSettingsOf(ctx)
 	c.pool.RenewAfter, c.starving = cmp.Or(test.RenewAfter, c.pool.RenewAfter), test.Starving
 	if err := c.pool.Open(ctx); err != nil {
 		return nil, err

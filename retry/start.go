@@ -4,12 +4,12 @@ import (
 	"context"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/startcheck"
-	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // During a memory or disk alarm RabbitMQ answers no management requests, so the topology can't be
@@ -21,7 +21,7 @@ import (
 // newState returns what a consumer knows about its queue without asking the broker.
 func (d *decorator) newState(ctx context.Context, s client.Start) *queueState {
 	q := d.plan.stateFor(s.Queue, StrategyRepublish)
-	q.consumer, q.log, q.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
+	q.consumer, q.log, q.clock.own = refusal.Of(ctx), logOf(s), brokerclock.OwnClock(ctx)
 	q.holdsMessages = !oldbroker.Of(s.Broker.AtLeast).IgnoresDeliveryTime
 	q.prepared = true
 	return q

@@ -10,7 +10,6 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/link"
-	"github.com/hopback/hopback/internal/replylink"
 )
 
 // Conn is what Of returns for a *client.Conn. Delivery is *client.Delivery: package
@@ -51,5 +50,5 @@ type Conn[Delivery any] interface {
 	// ReserveReplies reserves a session for replies. closed is called when the Conn is being
 	// closed, and should return when the session is closed, within ctx. The Conn's Stats
 	// call count.
-	ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error)
+	ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (link.ReplyPlace, error)
 }

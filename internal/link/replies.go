@@ -3,31 +3,76 @@ package link
 import (
 	"context"
 	"errors"
+	"time"
+
+	"github.com/Azure/go-amqp"
 
 	engine "github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
 	"github.com/hopback/hopback/internal/oldbroker"
-	"github.com/hopback/hopback/internal/replylink"
 
 	"github.com/hopback/hopback/internal/failure"
 )
 
+// ReplySource is where the links of a ReplySession receive from.
+type ReplySource struct {
+	// Queue is a queue's address. "" stands for direct reply-to: each link gets a separate
+	// address from the broker, and its messages come settled.
+	Queue string
+	// Links is how many links there are.
+	Links int
+	// Credit is how many messages the broker may send ahead on each link.
+	Credit uint32
+}
+
+// ReplyPlace is a place for one session at a time on the connections of a Conn.
+type ReplyPlace interface {
+	// Open opens a session with its links, and waits while the connection is being
+	// rebuilt. source is called with the broker's quirks.
+	Open(ctx context.Context, source func(oldbroker.Quirks) (ReplySource, error)) (ReplySession, error)
+	// Pause is how long to wait before a session is opened again: see package backoff.
+	Pause(failures int) time.Duration
+	// Leave gives the place back. Sessions must be closed before.
+	Leave()
+}
+
+// Reply is a message that was received.
+type Reply struct {
+	*amqp.Message
+	ID uint32 // of the delivery
+	// TooLarge is the size of a reply that is larger than Config.MaxMessageSize: Message has no
+	// body then. Otherwise it is 0.
+	TooLarge uint64
+}
+
+// ReplySession is a session with links. It isn't rebuilt.
+type ReplySession interface {
+	// Address is that of a link, by its index: the broker's, or the queue's.
+	Address(link int) string
+	// Receive waits for the next reply on a link. One goroutine may call it for each link. Its
+	// error is the end of the session, or of ctx.
+	Receive(ctx context.Context, link int) (Reply, error)
+	// Accept settles a delivery of a link, if it came unsettled.
+	Accept(link int, id uint32) error
+	Close()
+}
+
 // OpenReplies attaches the links for replies that source asks for. After an error it has
 // closed the session.
-func OpenReplies(ctx context.Context, sess *WireSession, source func(oldbroker.Quirks) (replylink.Source, error)) (replylink.Session, error) {
+func OpenReplies(ctx context.Context, sess *WireSession, source func(oldbroker.Quirks) (ReplySource, error)) (ReplySession, error) {
 	from, err := source(sess.Quirks())
 	if err != nil {
 		CloseSession(sess)
 		return nil, err
 	}
-	s := &replySession{of: sess, credit: from.Credit, settled: from.Queue == ""}
+	s := &wireReplies{of: sess, credit: from.Credit, settled: from.Queue == ""}
 	for range from.Links {
 		r, err := sess.replies(ctx, from)
 		if err != nil {
 			CloseSession(sess)
 			return nil, ReplyError(ctx, err)
 		}
-		s.links = append(s.links, &replyLink{r: r})
+		s.links = append(s.links, &wireReplyLink{r: r})
 	}
 	return s, nil
 }
@@ -45,7 +90,7 @@ func ReplyError(ctx context.Context, err error) error {
 
 // replies attaches a link and grants its first credit. Until then a direct reply would be
 // dropped.
-func (s *WireSession) replies(ctx context.Context, from replylink.Source) (*wireReceiver, error) {
+func (s *WireSession) replies(ctx context.Context, from ReplySource) (*wireReceiver, error) {
 	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: from.Queue}}
 	limit := attachTimeout
 	if from.Queue == "" {
@@ -62,25 +107,25 @@ func (s *WireSession) replies(ctx context.Context, from replylink.Source) (*wire
 	return r, r.IssueCredit(from.Credit)
 }
 
-type replySession struct {
+type wireReplies struct {
 	of      *WireSession
 	credit  uint32
 	settled bool
-	links   []*replyLink
+	links   []*wireReplyLink
 }
 
-type replyLink struct {
+type wireReplyLink struct {
 	r    *wireReceiver
 	used uint32 // credit since the last was granted
 	held int    // bytes of the reply that was received last
 }
 
-func (s *replySession) Address(link int) string {
+func (s *wireReplies) Address(link int) string {
 	address, _ := s.links[link].r.r.Attached().Source.Address.(string)
 	return address
 }
 
-func (s *replySession) Receive(ctx context.Context, link int) (reply replylink.Reply, err error) {
+func (s *wireReplies) Receive(ctx context.Context, link int) (reply Reply, err error) {
 	l := s.links[link]
 	if s.of.Exhaust() >= 1 {
 		return reply, &failure.Error{Op: "call", Kind: failure.ErrConnectionLost, Text: "the session is replaced, since its delivery-ids run out"}
@@ -103,11 +148,11 @@ func (s *replySession) Receive(ctx context.Context, link int) (reply replylink.R
 	return reply, nil
 }
 
-func (s *replySession) Accept(link int, id uint32) error {
+func (s *wireReplies) Accept(link int, id uint32) error {
 	if s.settled {
 		return nil
 	}
 	return s.links[link].r.Settle(id, Disposition{Kind: DispositionAccepted})
 }
 
-func (s *replySession) Close() { CloseSession(s.of) }
+func (s *wireReplies) Close() { CloseSession(s.of) }
