@@ -2,9 +2,9 @@ package inside
 
 import "context"
 
-// Later is what a handler returns for a delivery about which it can't decide yet. Its consumer keeps
-// the delivery, and room for others, until Ready is closed. Then it uses the result of Then in place
-// of this error. If the consumer drains before, the message is requeued.
+// Later is the error of a handler that can't decide about a delivery yet. The consumer keeps the delivery, without
+// blocking others, until Ready is closed. Then it calls Then, and uses its result in place of the Later. If the
+// consumer drains before that, it requeues the message.
 type Later struct {
 	Ready <-chan struct{}
 	Then  func() error

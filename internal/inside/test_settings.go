@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// TestSettings let tests outside of package client see soon what a client does after hours: it replaces
-// sessions, and those of consumers that starve. Zero keeps the client's own value.
+// TestSettings let tests outside of package client see soon what a client does after hours: replacing
+// sessions, also those of consumers that starve. Zero keeps the client's own value.
 type TestSettings struct {
 	// RenewAfter is after how many deliveries a session is replaced by another.
 	RenewAfter uint64
-	// Starving is for how long a consumer with credit gets nothing before it looks whether
-	// its queue has messages.
+	// Starving is for how long a consumer with credit gets nothing before it checks whether its queue
+	// has messages.
 	Starving time.Duration
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/hopback/hopback/internal/userid"
 )
 
-// leaderTimeout bounds the question which node leads a queue.
+// leaderTimeout bounds the request for the node that leads a queue.
 const leaderTimeout = 5 * time.Second
 
 // Open opens the first connection. It tries each endpoint once, at each address of its host.
@@ -35,8 +35,8 @@ func (p *Pool) Open(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// dialEach is Dial, at each address of the endpoint's host until a broker answers. The error is that
-// of the first.
+// dialEach calls Dial for each address of the endpoint's host until a broker answers. Its error is that of the
+// first address.
 func (p *Pool) dialEach(ctx context.Context, i int, cfg DialConfig) (*Wire, int, error) {
 	var first error
 	for tries := 1; ; tries++ {
@@ -74,7 +74,7 @@ func (p *Pool) Dial(ctx context.Context, i int, cfg DialConfig) (*Wire, int, err
 	for _, j := range p.othersFor(i, leader) {
 		other, err := p.Connect(ctx, p.endpoints[j], cfg)
 		if err != nil {
-			continue // the one that we have does
+			continue // w is good enough
 		}
 		p.noteNode(j, other.Node)
 		if other.Node == leader {
@@ -129,8 +129,8 @@ type Dialed struct {
 // Failed notes that no broker answers on the connection.
 func (d Dialed) Failed() { d.cfg.fail(d.Net) }
 
-// DialRaw makes a network connection for package dedicated, to the endpoint that is so many
-// behind the first connection's, or to the next that can be reached.
+// DialRaw opens a network connection for package dedicated, to the endpoint that comes behind places after that
+// of the first connection, or to the next one that can be reached.
 func (p *Pool) DialRaw(ctx context.Context, behind int) (Dialed, error) {
 	p.Mu.Lock()
 	at, cfg := p.Conns[0].at, p.Conns[0].Cfg

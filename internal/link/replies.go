@@ -14,6 +14,8 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
+// Package rpc needs links that no consumer has: without a handler, and with an address that the broker chooses.
+
 // ReplySource is where the links of a ReplySession receive from.
 type ReplySource struct {
 	// Queue is a queue's address. "" stands for direct reply-to: each link gets a separate
@@ -25,18 +27,18 @@ type ReplySource struct {
 	Credit uint32
 }
 
-// ReplyPlace is a place for one session at a time on the connections of a Conn.
+// ReplyPlace is the right to one session at a time on the connections of a client.Conn.
 type ReplyPlace interface {
 	// Open opens a session with its links, and waits while the connection is being
 	// rebuilt. source is called with the broker's quirks.
 	Open(ctx context.Context, source func(oldbroker.Quirks) (ReplySource, error)) (ReplySession, error)
 	// Pause is how long to wait before a session is opened again: see package backoff.
 	Pause(failures int) time.Duration
-	// Leave gives the place back. Sessions must be closed before.
+	// Leave ends the right. Close the session before.
 	Leave()
 }
 
-// Reply is a message that was received.
+// Reply is a received message.
 type Reply struct {
 	*amqp.Message
 	ID uint32 // of the delivery
@@ -45,20 +47,19 @@ type Reply struct {
 	TooLarge uint64
 }
 
-// ReplySession is a session with links. It isn't rebuilt.
+// ReplySession is a session with links for replies. It isn't rebuilt when it is lost.
 type ReplySession interface {
-	// Address is that of a link, by its index: the broker's, or the queue's.
+	// Address returns the address of a link, by its index: the broker's choice, or the queue's.
 	Address(link int) string
-	// Receive waits for the next reply on a link. One goroutine may call it for each link. Its
-	// error is the end of the session, or of ctx.
+	// Receive waits for the next reply on a link. Only one goroutine may call it for each link. It
+	// returns an error when the session or ctx has ended.
 	Receive(ctx context.Context, link int) (Reply, error)
-	// Accept settles a delivery of a link, if it came unsettled.
+	// Accept settles a delivery of a link, unless the broker has settled it.
 	Accept(link int, id uint32) error
 	Close()
 }
 
-// OpenReplies attaches the links for replies that source asks for. After an error it has
-// closed the session.
+// OpenReplies attaches the links for replies that source describes. If it fails, it closes the session.
 func OpenReplies(ctx context.Context, sess *WireSession, source func(oldbroker.Quirks) (ReplySource, error)) (ReplySession, error) {
 	from, err := source(sess.Quirks())
 	if err != nil {
@@ -77,7 +78,7 @@ func OpenReplies(ctx context.Context, sess *WireSession, source func(oldbroker.Q
 	return s, nil
 }
 
-// ReplyError is the error for links that couldn't be opened.
+// ReplyError returns the error of a call whose links couldn't be opened.
 func ReplyError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil, errors.Is(err, failure.ErrClosed):
@@ -88,8 +89,7 @@ func ReplyError(ctx context.Context, err error) error {
 	return failure.MarkUnsent(failure.NewError("call", "", AttachKind(err), err))
 }
 
-// replies attaches a link and grants its first credit. Until then a direct reply would be
-// dropped.
+// replies attaches a link and grants its first credit. Before that the broker drops direct replies.
 func (s *WireSession) replies(ctx context.Context, from ReplySource) (*wireReceiver, error) {
 	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: from.Queue}}
 	limit := attachTimeout
@@ -114,9 +114,10 @@ type wireReplies struct {
 	links   []*wireReplyLink
 }
 
+// wireReplyLink has the state of one link. used and held are for the goroutine that calls Receive for it.
 type wireReplyLink struct {
 	r    *wireReceiver
-	used uint32 // credit since the last was granted
+	used uint32 // replies since credit was granted last
 	held int    // bytes of the reply that was received last
 }
 
@@ -130,7 +131,7 @@ func (s *wireReplies) Receive(ctx context.Context, link int) (reply Reply, err e
 	if s.of.Exhaust() >= 1 {
 		return reply, &failure.Error{Op: "call", Kind: failure.ErrConnectionLost, Text: "the session is replaced, since its delivery-ids run out"}
 	}
-	l.r.Release(l.held) // its call has it
+	l.r.Release(l.held) // Receive was called again, so the last reply has been passed on
 	a, err := l.r.Receive(ctx)
 	l.held = a.Kept
 	if err != nil {
