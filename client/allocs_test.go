@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/oldbroker"
-	"github.com/hopback/hopback/internal/sendview"
 	"github.com/hopback/hopback/internal/userid"
 
 	"github.com/hopback/hopback/internal/backoff"
@@ -248,7 +248,7 @@ func TestAllocationsOfProperties(t *testing.T) {
 	m := &Message{}
 	value := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	n := testing.AllocsPerRun(1000, func() {
-		s := sendview.Pooled(address.Address{}, m, nil)
+		s := message.PooledSending(address.Address{}, m, nil)
 		s.SetProperty("traceparent", value)
 		require.Len(t, m.ApplicationProperties, 1)
 		s.Recycle()

@@ -96,7 +96,7 @@ func NewClaimer(ctx context.Context, conn *Conn, queue string) (*Claimer, error)
 	c := &Claimer{conn: conn, queue: queue, reserved: conn.pool.Reserve(publisherSessions)}
 	c.claims = claim.New(claim.Settings{
 		Queue: queue, Source: source, Sessions: c.reserved, Backoff: conn.cfg.Reconnect,
-		Now: conn.certainNow, Observer: claimObserver{queue, conn.events.of(c.reserved)}, Log: conn.log,
+		Observer: claimObserver{conn, queue, conn.events.of(c.reserved)}, Log: conn.log,
 	})
 	c.user = &claimUser{c}
 	if err := conn.join(c.user); err != nil {

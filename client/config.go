@@ -169,10 +169,10 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // dialing is what a connection is made with.
-func (c Config) dialing(settled func(n int)) link.DialConfig {
+func (c Config) dialing() link.DialConfig {
 	return link.DialConfig{
 		Name: c.Name, TLS: c.TLS, Dial: c.Dial, ConnectTimeout: c.ConnectTimeout, IdleTimeout: c.IdleTimeout,
-		Impersonator: c.Impersonator, MaxMessageSize: uint64(c.MaxMessageSize), Log: c.Logger, Settled: settled,
+		Impersonator: c.Impersonator, MaxMessageSize: uint64(c.MaxMessageSize), Log: c.Logger,
 	}
 }
 

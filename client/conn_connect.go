@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/internal/clienttest"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
@@ -39,7 +38,7 @@ func Connect(ctx context.Context, url string, cfg Config) (*Conn, error) {
 		return nil, err
 	}
 	c := newConn(cfg, eps)
-	test := clienttest.From(ctx)
+	test := inside.TestSettingsOf(ctx)
 	c.pool.RenewAfter, c.starving = cmp.Or(test.RenewAfter, c.pool.RenewAfter), test.Starving
 	if err := c.pool.Open(ctx); err != nil {
 		return nil, err
@@ -134,8 +133,12 @@ const (
 
 // newPool makes the Conn's pool. Its first connection isn't open yet.
 func (c *Conn) newPool(eps []link.Endpoint) *link.Pool {
+	dial := c.cfg.dialing()
+	if c.hooks != nil {
+		dial.Settlements = c.hooks
+	}
 	return link.NewPool(link.PoolConfig{
-		Dial: c.cfg.dialing(c.hooks.SettledRange()), MaxConnections: c.cfg.MaxConnections, Backoff: c.cfg.Reconnect,
+		Dial: dial, MaxConnections: c.cfg.MaxConnections, Backoff: c.cfg.Reconnect,
 		Observer: c.events, Requests: poolRequests{c},
 	}, eps)
 }

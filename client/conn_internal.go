@@ -5,12 +5,10 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/oldbroker"
-	"github.com/hopback/hopback/internal/replylink"
 )
 
 // door is embedded in Conn. Its method isn't exported, so that only inside.Of can call it.
@@ -92,12 +90,12 @@ func (in internal) OpenSession(ctx context.Context) (link.Session, func(), error
 
 // Dial opens a network connection to the endpoint that comes behind places after the one of the
 // first connection, or to the next one that can be reached.
-func (in internal) Dial(ctx context.Context, behind int) (dedicated.Dialed, error) {
+func (in internal) Dial(ctx context.Context, behind int) (link.Dialed, error) {
 	return in.conn.pool.DialRaw(ctx, behind)
 }
 
 // ReserveReplies reserves a session for the links on which package rpc receives replies.
-func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error) {
+func (in internal) ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (link.ReplyPlace, error) {
 	c := in.conn
 	p := &replyPlace{conn: c, reserved: c.pool.Reserve(1), closed: closed, add: count}
 	if err := c.join(p); err != nil {
@@ -131,7 +129,7 @@ func (p *replyPlace) Leave() {
 	p.conn.leave(p)
 }
 
-func (p *replyPlace) Open(ctx context.Context, source func(oldbroker.Quirks) (replylink.Source, error)) (replylink.Session, error) {
+func (p *replyPlace) Open(ctx context.Context, source func(oldbroker.Quirks) (link.ReplySource, error)) (link.ReplySession, error) {
 	sess, err := p.reserved.OpenWire(ctx)
 	if err != nil {
 		return nil, link.ReplyError(ctx, err)

@@ -127,7 +127,7 @@ func (c *Conn) prepare(ctx context.Context, queue string, h Handler, given Consu
 			Forwards:   func(to address.Address) { a.forwards = append(a.forwards, to) },
 			BrokerTime: c.brokerTime, QueryBrokerTime: c.askBrokerTime, OnClockDiffers: c.clockDiffers,
 		}
-		return Prepare(inside.WithAlarm(ctx, c.mgmt.awaitAlarm), h, start)
+		return Prepare(inside.WithAlarms(ctx, internal{c}), h, start)
 	})
 	if err != nil && ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return cfg, a, errNotStarted // the check was cut short: it has found nothing

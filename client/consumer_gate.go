@@ -128,23 +128,22 @@ type gate struct {
 // gated reports whether the consumer has its queue in turns.
 func (k *consumer) gated() bool { return k.gate != nil }
 
-// begin returns what is called with the link's states.
-func (g *gate) begin(of *deliveries) func(map[string]any) {
+// begin is called before the link is attached.
+func (g *gate) begin(of *deliveries) {
 	g.active, g.step = make(chan struct{}), make(chan struct{})
 	g.turn = &consumerTurn{of}
-	return func(state map[string]any) {
-		active, ok := state["rabbitmq:active"].(bool)
-		switch {
-		case !ok:
-		case active:
-			g.became.Do(func() { close(g.active) })
-		default:
-			select {
-			case <-g.active: // the broker has chosen another
-				g.stepBack()
-			default:
-			}
-		}
+}
+
+// heard reports whether the broker has made the consumer the active one.
+func (g *gate) heard(active bool) {
+	if active {
+		g.became.Do(func() { close(g.active) })
+		return
+	}
+	select {
+	case <-g.active: // the broker has chosen another
+		g.stepBack()
+	default:
 	}
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/failure"
-	"github.com/hopback/hopback/internal/keys"
 	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/message"
 )
@@ -447,7 +446,7 @@ func withKnownCount(d *delivery, disp link.Disposition) amqp.Annotations {
 func annotations(given map[string]any, more int) amqp.Annotations {
 	a := make(amqp.Annotations, len(given)+more)
 	for k, v := range given {
-		a[keys.Boxed(k)] = v
+		a[message.BoxedKey(k)] = v
 	}
 	return a
 }

@@ -152,18 +152,14 @@ func (k *consumer) open(ctx context.Context) (*linkSession, error) {
 	}
 	s := newLinkSession(k, sess)
 	ds := s.deliveries
-	o := link.ReceiverOptions{Properties: k.cfg.linkProperties(), MaxBytes: int64(k.cfg.PrefetchBytes)}
-	if ds.leases != nil {
-		o.Revoked = s.results.leaseEnded
-	}
 	switch {
 	case k.gated():
-		o.State = ds.gate.begin(ds)
+		ds.gate.begin(ds)
 	case k.active != nil:
-		o.State = k.active.state(sess)
+		k.active.follow(s)
 	}
 	began := time.Now()
-	receiver, err := sess.Receiver(ctx, k.source, o)
+	receiver, err := sess.Receiver(ctx, k.source, link.ReceiverOptions{Events: s, Properties: k.cfg.linkProperties(), MaxBytes: int64(k.cfg.PrefetchBytes)})
 	if err != nil {
 		k.deps.Sessions.Give(sess, true)
 		err := failure.NewError("consume", k.queue, link.AttachKind(err), err)
@@ -196,7 +192,7 @@ type activity struct {
 	notify func(bool)
 
 	mu        sync.Mutex
-	link      any // whose link states count
+	link      *linkSession // whose link states count
 	notified  bool
 	waiting   []bool
 	notifying bool // a goroutine calls notify
@@ -209,21 +205,19 @@ func newActivity(notify func(bool)) *activity {
 	return &activity{notify: notify}
 }
 
-// state returns what is called with the states of link, the consumer's next.
-func (a *activity) state(link any) func(map[string]any) {
+// follow makes the link of s, the consumer's next, the one whose states count.
+func (a *activity) follow(s *linkSession) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.link = link
-	return func(state map[string]any) {
-		active, ok := state["rabbitmq:active"].(bool)
-		if !ok {
-			return
-		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.link == link {
-			a.change(active)
-		}
+	a.link = s
+}
+
+// heard reports a state of the link of s.
+func (a *activity) heard(s *linkSession, active bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.link == s {
+		a.change(active)
 	}
 }
 

@@ -46,6 +46,20 @@ func newLinkSession(k *consumer, sess link.Session) *linkSession {
 	return &linkSession{consumer: k, sess: sess, deliveries: ds, results: rs, exhausted: make(chan struct{}, 1)}
 }
 
+// Revoked and State are called by the link.
+func (s *linkSession) Revoked(first, last uint32) { s.results.leaseEnded(first, last) }
+
+func (s *linkSession) State(state map[string]any) {
+	active, ok := state["rabbitmq:active"].(bool)
+	switch k := s.consumer; {
+	case !ok:
+	case k.gated():
+		s.deliveries.gate.heard(active)
+	case k.active != nil:
+		k.active.heard(s, active)
+	}
+}
+
 // sessionEnd is how a link session came to its end.
 type sessionEnd int
 

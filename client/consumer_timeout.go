@@ -177,8 +177,12 @@ func (rs *results) nearTimeout(d *delivery, last bool) {
 // on to a goroutine.
 func (rs *results) leaseEnded(first, last uint32) {
 	rs.deliveries.mu.Lock()
-	all := rs.deliveries.leases.revoked(first, last)
+	leases := rs.deliveries.leases
+	all := leases.revoked(first, last)
 	rs.deliveries.mu.Unlock()
+	if leases == nil {
+		return
+	}
 	if rs.consumer.gated() {
 		rs.deliveries.gate.stepBack()
 		rs.deliveries.close() // no later message of the key begins

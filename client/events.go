@@ -230,6 +230,7 @@ func (o *observer) Ended(at link.Place) { o.connection(at, Event{Kind: EventEnde
 
 // claimObserver reports the events of a Claimer.
 type claimObserver struct {
+	conn   *Conn
 	queue  string
 	notify func(Event)
 }
@@ -238,6 +239,8 @@ func (o claimObserver) event(e Event) {
 	e.Op, e.Target = "claim", o.queue
 	o.notify(e)
 }
+
+func (o claimObserver) Now() (time.Time, bool) { return o.conn.certainNow() }
 
 func (o claimObserver) Up(attempt int, down time.Duration) {
 	o.event(Event{Kind: EventUp, Attempt: attempt, Down: down})

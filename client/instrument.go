@@ -10,8 +10,7 @@ import (
 
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client/instrument"
-	"github.com/hopback/hopback/internal/keys"
-	"github.com/hopback/hopback/internal/sendview"
+	"github.com/hopback/hopback/internal/message"
 )
 
 // instrumentHooks calls an Instrument. A nil one calls nothing. Callers on the way of a message
@@ -53,13 +52,13 @@ func (h *instrumentHooks) Closed(closed func()) {
 
 // observedPublish is a message of Publish that an Instrument follows.
 type observedPublish struct {
-	sent *sendview.Sending
+	sent *message.Sending
 	by   instrument.Publication
 }
 
 // Publish begins to follow a message that isn't checked yet.
 func (h *instrumentHooks) Publish(ctx context.Context, to address.Address, m *amqp.Message) (p observedPublish) {
-	p.sent = sendview.Pooled(to, m, h.Server.Load())
+	p.sent = message.PooledSending(to, m, h.Server.Load())
 	defer caught(h.log, "Publish")
 	p.by = h.in.Publish(ctx, p.sent)
 	return p
@@ -103,7 +102,7 @@ func (h *instrumentHooks) PublishAll(ctx context.Context, to address.Address, n 
 func (p *publishingAll) Publish(i int, to address.Address, m *amqp.Message) {
 	if p != nil {
 		defer caught(p.hooks.log, "Batch.Publish")
-		p.each[i] = p.by.Publish(sendview.New(to, m, p.hooks.Server.Load()))
+		p.each[i] = p.by.Publish(message.NewSending(to, m, p.hooks.Server.Load()))
 	}
 }
 
@@ -121,15 +120,9 @@ func (p *publishingAll) End(err error) {
 	}
 }
 
-// SettledRange is nil if there is no Instrument.
-func (h *instrumentHooks) SettledRange() func(n int) {
-	if h == nil {
-		return nil
-	}
-	return func(n int) {
-		defer caught(h.log, "SettledRange")
-		h.in.SettledRange(n)
-	}
+func (h *instrumentHooks) SettledRange(n int) {
+	defer caught(h.log, "SettledRange")
+	h.in.SettledRange(n)
 }
 
 // Handle begins to follow a delivery. It returns the ctx for its handler, and nil if nobody
@@ -179,7 +172,7 @@ func (o *observedDelivery) Forwarding(to address.Address, m *amqp.Message) (with
 	with = m // after a panic
 	defer caught(o.log, "Handling.Forwarding")
 	c := *m
-	o.by.Forwarding(sendview.New(to, &c, o.server))
+	o.by.Forwarding(message.NewSending(to, &c, o.server))
 	return &c
 }
 
@@ -203,12 +196,12 @@ func (o *observedDelivery) Settling(s instrument.Settlement) (added amqp.Annotat
 	}
 	size := 0
 	for k, v := range all {
-		if sendview.Addable(k, v, maxSettling) && strings.HasPrefix(k, "x-") {
+		if message.Addable(k, v, maxSettling) && strings.HasPrefix(k, "x-") {
 			if added == nil {
 				added = amqp.Annotations{}
 			}
 			size += len(k) + len(v)
-			added[keys.Boxed(k)] = v
+			added[message.BoxedKey(k)] = v
 		}
 	}
 	if size > maxSettling {

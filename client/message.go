@@ -8,7 +8,6 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/internal/userid"
 )
 
@@ -75,7 +74,7 @@ const annotationCC = "x-cc"
 var brokerAnnotations = map[string]bool{
 	"x-exchange":             true,
 	"x-routing-key":          true,
-	historylog.Key:           true,
+	annotation.Deaths:        true,
 	"x-first-death-exchange": true,
 	"x-first-death-queue":    true,
 	"x-first-death-reason":   true,

@@ -21,10 +21,10 @@ import (
 // bareWire is a connection on which nothing can be opened.
 func bareWire(t *testing.T) *link.Wire {
 	ours, theirs := net.Pipe()
-	w := &link.Wire{Limit: link.MaxSessions, Spare: make(chan struct{}, link.MaxSpare), AMQP: &engine.Conn{}, Net: ours}
-	w.Ctx, w.Cancel = context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &link.Wire{Limit: link.MaxSessions, Spare: make(chan struct{}, link.MaxSpare), AMQP: &engine.Conn{}, Net: ours, Ctx: ctx}
 	t.Cleanup(func() {
-		w.Cancel()
+		cancel()
 		_ = ours.Close()
 		_ = theirs.Close()
 	})

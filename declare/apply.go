@@ -9,7 +9,8 @@ import (
 	"sync/atomic"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/internal/attempt"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/names"
 	"github.com/hopback/hopback/internal/queuearg"
 	"github.com/hopback/hopback/internal/values"
@@ -245,7 +246,7 @@ type step struct {
 }
 
 // run does the phases one after the other, and the steps of a phase at the same time, at most
-// attempt.InFlight of them. It returns when no step is in flight any more.
+// backoff.RequestsInFlight of them. It returns when no step is in flight any more.
 func run(ctx context.Context, phases [][]step) (Report, error) {
 	var report Report
 	for _, steps := range phases {
@@ -286,9 +287,9 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 		if !open(results[i]) && (results[i].Result != stepNotTried || forbidden) {
 			continue
 		}
-		for n := range attempt.Max {
+		for n := range backoff.MaxRequests {
 			if n > 0 {
-				attempt.Pause(ctx, n)
+				backoff.PauseRequest(ctx, n)
 			}
 			if ctx.Err() != nil {
 				return -1
@@ -298,7 +299,7 @@ func runPhase(ctx context.Context, steps []step, results []Step) (blamed int) {
 				do = steps[i].again
 			}
 			results[i].Result, results[i].Err = do(ctx)
-			if attempt.NotPermitted(results[i].Err) {
+			if condition.NotPermitted(results[i].Err) {
 				results[i].Result, forbidden = stepRefused, true // alone, it is the one that ended the session
 			}
 			if !open(results[i]) {
@@ -318,7 +319,7 @@ func runParallel(ctx context.Context, steps []step, results []Step) bool {
 	var next atomic.Int64
 	var lost atomic.Bool
 	var wg sync.WaitGroup
-	for range min(attempt.InFlight, len(steps)) {
+	for range min(backoff.RequestsInFlight, len(steps)) {
 		wg.Go(func() {
 			for !lost.Load() && ctx.Err() == nil {
 				i := int(next.Add(1)) - 1

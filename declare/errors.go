@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/hopback/hopback/internal/attempt"
 	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/values"
 )
@@ -68,7 +67,7 @@ type Error struct {
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "hopback: %s %s: ", e.Op, e.Resource)
-	if e.Reason == ErrNoReply && attempt.NotPermitted(e.Err) {
+	if e.Reason == ErrNoReply && condition.NotPermitted(e.Err) {
 		b.WriteString("a permission is missing") // and the session ended in place of a reply
 	} else {
 		fmt.Fprintf(&b, "%v", e.Reason)
@@ -122,7 +121,7 @@ func (e *Error) WorthRetrying() bool {
 	case ErrUnavailable, ErrInUse:
 		return true
 	case ErrNoReply:
-		return !attempt.NotPermitted(e.Err)
+		return !condition.NotPermitted(e.Err)
 	}
 	return false
 }

@@ -7,7 +7,8 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/internal/attempt"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/condition"
 	"github.com/hopback/hopback/internal/names"
 )
 
@@ -32,9 +33,9 @@ func Persist(ctx context.Context, r Requester, prefix string) error {
 		return err
 	}
 	var err error
-	for n := range attempt.Max {
+	for n := range backoff.MaxRequests {
 		if n > 0 {
-			attempt.Pause(ctx, n)
+			backoff.PauseRequest(ctx, n)
 		}
 		// A repeated declaration of one name would find the first one's queue, and record
 		// nothing.
@@ -47,7 +48,7 @@ func Persist(ctx context.Context, r Requester, prefix string) error {
 			_, err = deleteQueue(ctx, r, q.Name)
 			return err
 		}
-		if !errors.Is(err, ErrNoReply) || attempt.NotPermitted(err) || ctx.Err() != nil {
+		if !errors.Is(err, ErrNoReply) || condition.NotPermitted(err) || ctx.Err() != nil {
 			return err
 		}
 	}

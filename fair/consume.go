@@ -71,8 +71,8 @@ func Consume(ctx context.Context, conn *client.Conn, q Queue, h client.Handler, 
 	var pending *startcheck.Pending[struct{}]
 	err = in.Start(ctx, q.Name, func() (err error) {
 		_, pending, err = startcheck.Check[struct{}]{
-			Run:        func(ctx context.Context) (struct{}, error) { return struct{}{}, q.check(ctx, conn) },
-			AwaitAlarm: in.AwaitAlarm, Stop: fail, Log: w.log,
+			Run:    func(ctx context.Context) (struct{}, error) { return struct{}{}, q.check(ctx, conn) },
+			Alarms: in, Stop: fail, Log: w.log,
 		}.Start(ctx, func(struct{}) {})
 		return err
 	})

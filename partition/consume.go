@@ -13,11 +13,11 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/loglines"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/startcheck"
-	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // ErrWrongGroup means that a queue of the group wasn't declared with the fields of the worker's
@@ -71,7 +71,7 @@ func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, 
 	lines := loglines.NewRepeats(in.Log().Handler())
 	defer lines.Flush()
 	w := newWorker(g, h, cfg, slog.New(lines).With("group", g.Name, "worker", cfg.Worker))
-	w.clock = newClock(workerclock.From(ctx))
+	w.clock = newClock(brokerclock.OwnClock(ctx))
 	parent := ctx
 	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)
@@ -79,8 +79,8 @@ func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, 
 	err = in.Start(ctx, g.Name, func() error {
 		var found limits
 		found, pending, err = startcheck.Check[limits]{
-			Run:        func(ctx context.Context) (limits, error) { return g.check(ctx, conn) },
-			AwaitAlarm: in.AwaitAlarm, Stop: fail, Log: w.log,
+			Run:    func(ctx context.Context) (limits, error) { return g.check(ctx, conn) },
+			Alarms: in, Stop: fail, Log: w.log,
 		}.Start(ctx, w.learn)
 		if err == nil && pending == nil {
 			w.learn(found)

@@ -36,15 +36,15 @@ const (
 )
 
 // listen calls hear with each beat of the group until ctx ends. It returns when there is a mailbox, or
-// when alarm reports that the broker can't be asked for one until its alarm is over. fail is called if it can't go on. What beats come from a queue that can be lost: its node may be down,
+// when alarms reports that the broker can't be asked for one until its alarm is over. fail is called if it can't go on. What beats come from a queue that can be lost: its node may be down,
 // and somebody may delete its binding or the exchange, which no consumer notices. So if there are no
 // beats, another queue takes its place.
-func (g Group) listen(ctx, starting context.Context, conn *client.Conn, hear func(beat), fail context.CancelCauseFunc, alarm func(context.Context) bool) (stop func(), err error) {
+func (g Group) listen(ctx, starting context.Context, conn *client.Conn, hear func(beat), fail context.CancelCauseFunc, alarms inside.Alarms) (stop func(), err error) {
 	l := &listener{group: g, conn: conn, hear: hear, fail: fail}
 	box := g.mailbox()
 	_, pending, err := startcheck.Check[struct{}]{
-		Run:        func(ctx context.Context) (struct{}, error) { return struct{}{}, l.apply(ctx, box) },
-		AwaitAlarm: alarm, Stop: fail,
+		Run:    func(ctx context.Context) (struct{}, error) { return struct{}{}, l.apply(ctx, box) },
+		Alarms: alarms, Stop: fail,
 	}.Start(starting, func(struct{}) {})
 	if err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (w *worker) join(ctx, heard context.Context, conn *client.Conn, fail contex
 	if err != nil {
 		return nil, err
 	}
-	hangUp, err := w.group.listen(heard, ctx, conn, func(b beat) { w.do(func() { w.hear(b) }) }, fail, inside.Of(conn).AwaitAlarm)
+	hangUp, err := w.group.listen(heard, ctx, conn, func(b beat) { w.do(func() { w.hear(b) }) }, fail, inside.Of(conn))
 	if err != nil {
 		return nil, errors.Join(err, p.Close(ctx))
 	}

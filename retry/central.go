@@ -18,12 +18,11 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/historylog"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/message"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
-	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // CentralConfig configures [Central]. Queues is required.
@@ -210,7 +209,7 @@ func (c *central) Prepare(ctx context.Context, s client.Start) error {
 // newState returns what Central knows about the failed queue without asking the broker.
 func (c *central) newState(ctx context.Context, s client.Start) *queueState {
 	failed := c.retries.plan.stateFor(c.cfg.FailedQueue, StrategyRepublish)
-	failed.consumer, failed.log, failed.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
+	failed.consumer, failed.log, failed.clock.own = refusal.Of(ctx), logOf(s), brokerclock.OwnClock(ctx)
 	failed.prepared = true
 	return failed
 }
@@ -353,8 +352,8 @@ func (c *central) decide(f *arrival, now time.Time) decision {
 // read finds out which work queue a message failed in, and why.
 func (c *central) read(d *client.Delivery) (f arrival) {
 	m := messageOf(d)
-	var few [4]historylog.DeadLettering // most have one or two
-	history := historylog.Of(few[:0], m.Annotations)
+	var few [4]annotation.DeadLettering // most have one or two
+	history := annotation.DeadLetterings(few[:0], m.Annotations)
 	queue, died := c.origin(m, history)
 	made := &struct {
 		Rejected
@@ -406,12 +405,12 @@ func (c *central) read(d *client.Delivery) (f arrival) {
 
 // routed is how a message was routed to the queue where it failed. If it isn't known to have been
 // dead-lettered there, it is how it was routed to the failed queue.
-func routed(m *client.Message, died historylog.DeadLettering) (by [len(originOf)]origin) {
+func routed(m *client.Message, died annotation.DeadLettering) (by [len(originOf)]origin) {
 	if died.Queue != "" {
 		return [...]origin{{known: true, text: died.Exchange}, {known: true, text: died.RoutingKey}}
 	}
 	for i, o := range originOf {
-		by[i].text, by[i].known = historylog.Text(m.Annotations, o.brokers)
+		by[i].text, by[i].known = annotation.Text(m.Annotations, o.brokers)
 	}
 	return by
 }
@@ -419,24 +418,24 @@ func routed(m *client.Message, died historylog.DeadLettering) (by [len(originOf)
 // origin returns the work queue of a message and its dead-lettering there. A history counts only
 // if the broker wrote it: a worker that publishes to the failed queue could have copied old
 // headers.
-func (c *central) origin(m *client.Message, history []historylog.DeadLettering) (string, historylog.DeadLettering) {
-	in := func(queue string) historylog.DeadLettering {
+func (c *central) origin(m *client.Message, history []annotation.DeadLettering) (string, annotation.DeadLettering) {
+	in := func(queue string) annotation.DeadLettering {
 		for _, d := range history {
 			if d.Queue == queue {
 				return d
 			}
 		}
-		return historylog.DeadLettering{}
+		return annotation.DeadLettering{}
 	}
 	if len(history) > 0 && c.queues[history[0].Queue] {
 		return history[0].Queue, history[0]
 	}
-	key, _ := historylog.Text(m.Annotations, "x-routing-key")
+	key, _ := annotation.Text(m.Annotations, "x-routing-key")
 	if c.queues[key] {
 		return key, in(key)
 	}
 	if len(history) == 0 {
-		return key, historylog.DeadLettering{}
+		return key, annotation.DeadLettering{}
 	}
 	if first := history[len(history)-1].Queue; c.queues[first] {
 		return first, in(first)
@@ -539,7 +538,7 @@ func (c *central) notifyUnknown(d *client.Delivery, f arrival) {
 
 // logged returns a text that is a header of m, or "".
 func logged(m *client.Message, key string) string {
-	s, ok := historylog.Text(m.Annotations, key)
+	s, ok := annotation.Text(m.Annotations, key)
 	if !ok {
 		s, _ = m.ApplicationProperties[key].(string)
 	}

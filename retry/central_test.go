@@ -17,7 +17,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/workerclock"
+	"github.com/hopback/hopback/internal/brokerclock"
 )
 
 // failed is a message as it lies in the failed queue. deaths are pairs of a queue and a
@@ -298,7 +298,7 @@ func TestCentralGivesUpInTime(t *testing.T) {
 	t.Parallel()
 	now := epoch
 	p := Policy{GiveUpAfter: time.Minute, Backoff: Delays(10 * time.Second)}
-	ctx := workerclock.With(t.Context(), func() time.Time { return now })
+	ctx := brokerclock.WithOwnClock(t.Context(), func() time.Time { return now })
 	m := failed("orders", "orders", "rejected")
 	for range 5 {
 		got := forwarded(t, centralCase{policy: p, ctx: ctx}.decide(m), address.Exchange("retry_exchange", "delay.10000.orders"))

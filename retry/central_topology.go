@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/check"
-	"github.com/hopback/hopback/internal/workerclock"
+	"github.com/hopback/hopback/internal/brokerclock"
 )
 
 // GuardFailedQueue is a check of [Central] alone. It finds one of these faults:
@@ -262,7 +262,7 @@ func (c *central) guards(ctx context.Context, s client.Start) (map[string]*watch
 	slots := make(chan struct{}, 8)
 	var wg sync.WaitGroup
 	for _, name := range c.cfg.Queues {
-		w := newWatch(s.Log, name, workerclock.From(ctx), func(ctx context.Context) (inspection, error) { return c.inspect(ctx, s, name) })
+		w := newWatch(s.Log, name, brokerclock.OwnClock(ctx), func(ctx context.Context) (inspection, error) { return c.inspect(ctx, s, name) })
 		w.oneWay = true
 		slots <- struct{}{}
 		wg.Go(func() {

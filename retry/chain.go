@@ -9,7 +9,6 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/historylog"
 )
 
 // delayQueues are the queues of a policy in which messages wait, and how a delay is made up of them. They
@@ -151,8 +150,8 @@ func (d *decorator) delayLeft(m *client.Message, was past) (whole, left time.Dur
 		return 0, 0
 	}
 	n := d.plan.names
-	var few [4]historylog.DeadLettering
-	if !slices.ContainsFunc(historylog.Of(few[:0], m.Annotations), func(e historylog.DeadLettering) bool {
+	var few [4]annotation.DeadLettering
+	if !slices.ContainsFunc(annotation.DeadLetterings(few[:0], m.Annotations), func(e annotation.DeadLettering) bool {
 		return e.Reason == "expired" && (strings.HasPrefix(e.Queue, n.DelayPrefix) || strings.HasPrefix(e.Queue, n.HoldPrefix) || strings.HasPrefix(e.Queue, n.LadderPrefix))
 	}) {
 		return 0, 0

@@ -7,7 +7,6 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/historylog"
 )
 
 // DeadLetter is the history that a dead letter carries. See [DeadLetterOf]. A field is zero if
@@ -59,7 +58,7 @@ func DeadLetterOf(m *client.Message) DeadLetter {
 		case reasonRetry:
 			d.Reason = ReasonNoDelayQueue
 		case ReasonReplayed:
-			if text("x-last-death-queue") != d.Queue && recorded(m, func(e historylog.DeadLettering) bool { return e.Queue == d.Queue }) {
+			if text("x-last-death-queue") != d.Queue && recorded(m, func(e annotation.DeadLettering) bool { return e.Queue == d.Queue }) {
 				d.Reason, d.Queue = "", ""
 				return d // it was moved out of its dead-letter queue
 			}
@@ -71,7 +70,7 @@ func DeadLetterOf(m *client.Message) DeadLetter {
 		d.Reason = ReasonDeliveryLimit
 	case "expired":
 		d.Reason = ReasonExpired
-		if died := text("x-last-death-queue"); died != d.Queue && Count(m) > 0 && recorded(m, func(e historylog.DeadLettering) bool { return e.Queue == died && waitedFor(e, d.Queue) }) {
+		if died := text("x-last-death-queue"); died != d.Queue && Count(m) > 0 && recorded(m, func(e annotation.DeadLettering) bool { return e.Queue == died && waitedFor(e, d.Queue) }) {
 			d.Reason = ReasonUnroutable // in a delay queue
 		}
 	case "maxlen":
@@ -92,7 +91,7 @@ func DeadLetterOf(m *client.Message) DeadLetter {
 // after it had failed in queue.
 func movedFrom(m *client.Message, failed, queue string) bool {
 	delay, ok := m.Annotations[annotation.Delay].(int64)
-	return ok && delay <= delayDead && queue != "" && slices.ContainsFunc(deaths(m), func(d historylog.DeadLettering) bool {
+	return ok && delay <= delayDead && queue != "" && slices.ContainsFunc(deaths(m), func(d annotation.DeadLettering) bool {
 		return d.Queue == queue || d.Queue == failed && d.RoutingKey == queue
 	})
 }
@@ -100,14 +99,14 @@ func movedFrom(m *client.Message, failed, queue string) bool {
 // recorded reports whether the broker's history has a matching dead-lettering. Annotations alone
 // prove nothing: a sender could have written them. A message without a history may be an imported
 // one, which has nothing but annotations.
-func recorded(m *client.Message, is func(historylog.DeadLettering) bool) bool {
+func recorded(m *client.Message, is func(annotation.DeadLettering) bool) bool {
 	history := deaths(m)
 	return len(history) == 0 || slices.ContainsFunc(history, is)
 }
 
 // waitedFor reports whether a message that expired in a delay queue was on its way to queue: the
 // routing key is the queue's name, or ends with it.
-func waitedFor(d historylog.DeadLettering, queue string) bool {
+func waitedFor(d annotation.DeadLettering, queue string) bool {
 	return queue != "" && (d.RoutingKey == queue || strings.HasSuffix(d.RoutingKey, "."+queue))
 }
 

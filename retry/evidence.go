@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/hopback/hopback/client"
-	"github.com/hopback/hopback/internal/historylog"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/inside"
 )
 
@@ -19,8 +19,10 @@ func (d *decorator) Evidence() inside.Names {
 type internalNames struct{ names Names }
 
 // deaths returns the dead-letterings that the broker has recorded. A publisher can write every
-// other annotation, but not this one: see package historylog.
-func deaths(m *client.Message) []historylog.DeadLettering { return historylog.Of(nil, m.Annotations) }
+// other annotation, but not this one: see annotation.Deaths.
+func deaths(m *client.Message) []annotation.DeadLettering {
+	return annotation.DeadLetterings(nil, m.Annotations)
+}
 
 // Failed reports whether anything but the message's own annotations shows that it failed in
 // queue: the broker's history, or the queue that it is in now. The copies of StrategyRepublish
@@ -34,14 +36,14 @@ func deaths(m *client.Message) []historylog.DeadLettering { return historylog.Of
 //	                                     in is the work queue's
 func (i internalNames) Failed(m *client.Message, in, queue string) bool {
 	n := &i.names
-	return in == queue+n.DeadSuffix || slices.ContainsFunc(deaths(m), func(d historylog.DeadLettering) bool {
+	return in == queue+n.DeadSuffix || slices.ContainsFunc(deaths(m), func(d annotation.DeadLettering) bool {
 		return d.Queue == queue || n.waitsFor(d) == queue && queue != ""
 	})
 }
 
 // waitsFor returns the work queue of a message that left a delay queue of StrategyRepublish with
 // this dead-lettering, or "".
-func (n *Names) waitsFor(d historylog.DeadLettering) string {
+func (n *Names) waitsFor(d annotation.DeadLettering) string {
 	switch {
 	case d.Reason != "expired":
 	case d.Exchange == n.RetryExchange && strings.HasPrefix(d.Queue, n.DelayPrefix):
@@ -62,7 +64,7 @@ func (n *Names) waitsFor(d historylog.DeadLettering) string {
 // retried reports whether this is a dead-lettering in a delay queue of this package. A message
 // has such a record only after a retry, which has overwritten what its sender wrote about
 // failures.
-func (n *Names) retried(d historylog.DeadLettering) bool {
+func (n *Names) retried(d annotation.DeadLettering) bool {
 	return n.waitsFor(d) != "" || d.Reason == "expired" && strings.HasPrefix(d.Queue, n.HoldPrefix) && (d.Exchange == n.DeadLetterExchange || d.Exchange == n.GivenUpExchange)
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/historylog"
 )
 
 // retried is a small world: workers with the same policy handle the messages of one queue. Each attempt
@@ -313,8 +312,8 @@ func (s *small) expire(name string) error {
 	if m.msg.Annotations == nil {
 		m.msg.Annotations = map[any]any{}
 	}
-	deaths, _ := m.msg.Annotations[historylog.Key].([]map[any]any)
-	m.msg.Annotations[historylog.Key] = append([]map[any]any{{"queue": name, "reason": "expired", "count": uint64(1)}}, deaths...)
+	deaths, _ := m.msg.Annotations[annotation.Deaths].([]map[any]any)
+	m.msg.Annotations[annotation.Deaths] = append([]map[any]any{{"queue": name, "reason": "expired", "count": uint64(1)}}, deaths...)
 	s.w.die(name, m, "expired")
 	s.r.Say("%s has waited in %s", s.name(m), name)
 	if m.stuck > 0 {

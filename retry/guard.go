@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/check"
-	"github.com/hopback/hopback/internal/workerclock"
+	"github.com/hopback/hopback/internal/brokerclock"
 )
 
 // Guard is the name of one part of the topology check. [With] and [Central] check the topology
@@ -152,7 +152,7 @@ func (pl *plan) prepare(ctx context.Context, s client.Start) (by Strategy, w *wa
 	if err != nil {
 		return "", nil, false, err
 	}
-	w = newWatch(s.Log, s.Queue, workerclock.From(ctx), func(ctx context.Context) (inspection, error) {
+	w = newWatch(s.Log, s.Queue, brokerclock.OwnClock(ctx), func(ctx context.Context) (inspection, error) {
 		return pl.inspect(ctx, s, strategy)
 	})
 	return strategy, w, holds(s.Broker, work), w.start(ctx)

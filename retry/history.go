@@ -11,7 +11,6 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -59,7 +58,7 @@ type origin struct {
 	text  string
 }
 
-// messageOf is d's message, with the parts that package historylog reads.
+// messageOf is d's message, with the parts that annotation.DeadLetterings reads.
 func messageOf(d *client.Delivery) *client.Message { return d.Message() }
 
 // pastOf reads m's record for a queue; "": for any.
@@ -180,7 +179,7 @@ func (p past) published(n *Names, d *client.Delivery) bool {
 	}
 	exchange, ok := d.Annotation(originOf[0].brokers).(string)
 	switch {
-	case !ok || n.brings(exchange) || d.Annotation(historylog.Key) != nil:
+	case !ok || n.brings(exchange) || d.Annotation(annotation.Deaths) != nil:
 		return false
 	case exchange != "":
 		return true

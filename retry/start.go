@@ -4,12 +4,12 @@ import (
 	"context"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/startcheck"
-	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // During a memory or disk alarm RabbitMQ answers no management requests, so the topology can't be
@@ -21,7 +21,7 @@ import (
 // newState returns what a consumer knows about its queue without asking the broker.
 func (d *decorator) newState(ctx context.Context, s client.Start) *queueState {
 	q := d.plan.stateFor(s.Queue, StrategyRepublish)
-	q.consumer, q.log, q.clock.own = refusal.Of(ctx), logOf(s), workerclock.From(ctx)
+	q.consumer, q.log, q.clock.own = refusal.Of(ctx), logOf(s), brokerclock.OwnClock(ctx)
 	q.holdsMessages = !oldbroker.Of(s.Broker.AtLeast).IgnoresDeliveryTime
 	q.prepared = true
 	return q
@@ -56,7 +56,7 @@ func (d *decorator) check(ctx context.Context, s client.Start) (*queueState, err
 // waits for the check, which stops the consumer if it fails.
 func (d *decorator) startChecked(ctx context.Context, s client.Start, q *queueState, check func(context.Context) (*queueState, error)) (*queueState, error) {
 	found, pending, err := startcheck.Check[*queueState]{
-		Run: check, AwaitAlarm: inside.AwaitAlarm,
+		Run: check, Alarms: inside.AlarmsOf(ctx),
 		Stop: func(err error) { refusal.Stop(ctx, err) }, Log: q.log.With("queue", s.Queue),
 	}.Start(ctx, d.states.put)
 	if pending == nil {

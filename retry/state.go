@@ -11,9 +11,9 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/refusal"
 	"github.com/hopback/hopback/internal/startcheck"
-	"github.com/hopback/hopback/internal/workerclock"
 )
 
 // queueState is what a consumer knows about a queue. It is computed once.
@@ -175,7 +175,7 @@ func (d *decorator) state(ctx context.Context, queue string) (*queueState, error
 		strategy = StrategyRepublish
 	}
 	q := d.plan.stateFor(queue, strategy)
-	q.consumer, q.clock.own = consumer, workerclock.From(ctx)
+	q.consumer, q.clock.own = consumer, brokerclock.OwnClock(ctx)
 	d.states.put(q)
 	return q, nil
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/historylog"
+	"github.com/hopback/hopback/internal/annotation"
 )
 
 const (
@@ -66,7 +66,7 @@ type watch struct {
 // earlyRetry is a retry that came back too soon.
 type earlyRetry struct {
 	asked, had time.Duration
-	died       historylog.DeadLettering // in the delay queue; zero if unknown
+	died       annotation.DeadLettering // in the delay queue; zero if unknown
 }
 
 // deadCount is how many messages the dead-letter queue had at a check, and how many this consumer
@@ -129,7 +129,7 @@ func (w *watch) retryReturned(m *client.Message, now time.Time) {
 	last := millis(t.Last)
 	if early := time.Duration(min(asked, maxDelay.Milliseconds())) * time.Millisecond / 2; !last.IsZero() && early > earlyTolerance && now.Sub(last) < early {
 		e := &earlyRetry{asked: time.Duration(asked) * time.Millisecond, had: now.Sub(last)}
-		if deaths := historylog.Of(nil, m.Annotations); len(deaths) > 0 {
+		if deaths := annotation.DeadLetterings(nil, m.Annotations); len(deaths) > 0 {
 			e.died = deaths[0]
 		}
 		w.early.Store(e)

@@ -17,7 +17,6 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/clockstep"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/historylog"
 )
 
 // watched is a watch over a topology that the test makes up.
@@ -173,7 +172,7 @@ func TestWhatAPolicyMayHaveDoneIsLogged(t *testing.T) {
 		m := client.NewMessage(nil)
 		m.Annotations = map[any]any{
 			annotation.Delay: int64(2000), annotation.Older.Last: time.Now().Add(-100 * time.Millisecond).UnixMilli(),
-			historylog.Key: []map[any]any{{"queue": "delay_2s", "reason": "maxlen"}},
+			annotation.Deaths: []map[any]any{{"queue": "delay_2s", "reason": "maxlen"}},
 		}
 		w.retryReturned(m, time.Now())
 		w.retrySent(2 * time.Second)

@@ -17,8 +17,8 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/oldbroker"
-	"github.com/hopback/hopback/internal/replylink"
 )
 
 // counted counts what is read.
@@ -67,8 +67,8 @@ func testRepliesTogetherAreBoundedInBytes(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(place.Leave)
 	read.Store(0)
-	s, err := place.Open(t.Context(), func(oldbroker.Quirks) (replylink.Source, error) {
-		return replylink.Source{Queue: to, Links: links, Credit: n}, nil
+	s, err := place.Open(t.Context(), func(oldbroker.Quirks) (link.ReplySource, error) {
+		return link.ReplySource{Queue: to, Links: links, Credit: n}, nil
 	})
 	require.NoError(t, err)
 	t.Cleanup(s.Close)

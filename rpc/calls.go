@@ -96,7 +96,7 @@ func (s *calls) leave(c *call) {
 	s.next = (s.next + 1) % remembered
 }
 
-// dispatch passes a reply to its call. Only the first counts. tooLarge is that of replylink.Reply.
+// dispatch passes a reply to its call. Only the first counts. tooLarge is that of link.Reply.
 func (s *calls) dispatch(m *client.Message, tooLarge uint64) {
 	var c *call
 	s.mu.Lock()

@@ -15,8 +15,8 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/oldbroker"
-	"github.com/hopback/hopback/internal/replylink"
 )
 
 const (
@@ -45,7 +45,7 @@ type replyReceiverConfig struct {
 // replyReceiver receives replies, and opens its links again whenever they are lost.
 type replyReceiver struct {
 	cfg   replyReceiverConfig
-	place replylink.Place
+	place link.ReplyPlace
 	queue string // the reply queue, if there is one
 
 	ctx    context.Context // without a deadline
@@ -65,7 +65,7 @@ type replyReceiver struct {
 
 // links are the links of one session. They are lost together.
 type links struct {
-	session replylink.Session
+	session link.ReplySession
 	n       int
 	direct  bool
 	// address is where replies are sent to, by link.
@@ -134,18 +134,18 @@ func (l *replyReceiver) run() {
 // it: they move to the new session.
 func (l *replyReceiver) open(last *links) (*links, error) {
 	now := &links{}
-	s, err := l.place.Open(l.ctx, func(old oldbroker.Quirks) (replylink.Source, error) {
+	s, err := l.place.Open(l.ctx, func(old oldbroker.Quirks) (link.ReplySource, error) {
 		now.direct = l.cfg.replies == RepliesDirect || l.cfg.replies == RepliesAuto && !old.LacksDirectReplies && !l.noDirect
 		if now.direct {
 			now.n = (l.cfg.inFlight + directWindow - 1) / directWindow
-			return replylink.Source{Links: now.n, Credit: directCredit}, nil
+			return link.ReplySource{Links: now.n, Credit: directCredit}, nil
 		}
 		now.n = 1
 		if err := l.declare(last != nil); err != nil {
-			return replylink.Source{}, err
+			return link.ReplySource{}, err
 		}
 		to, err := address.Queue(l.queue).Build()
-		return replylink.Source{Queue: to, Links: 1, Credit: queueCredit}, err
+		return link.ReplySource{Queue: to, Links: 1, Credit: queueCredit}, err
 	})
 	if err != nil {
 		if now.direct && l.cfg.replies == RepliesAuto && errors.Is(err, client.ErrRefused) && !errors.Is(err, client.ErrUnauthorized) {

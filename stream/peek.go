@@ -20,7 +20,7 @@ import (
 func (k *consumer) peek(ctx context.Context) error {
 	failed := make(chan error, 1)
 	_, pending, err := startcheck.Check[struct{}]{
-		Run: func(ctx context.Context) (struct{}, error) { return struct{}{}, k.inspect(ctx) }, AwaitAlarm: k.owner.AwaitAlarm, Log: k.log,
+		Run: func(ctx context.Context) (struct{}, error) { return struct{}{}, k.inspect(ctx) }, Alarms: k.owner, Log: k.log,
 		Stop: func(err error) {
 			failed <- err
 			refusal.Stop(ctx, err)

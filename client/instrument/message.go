@@ -6,7 +6,7 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/internal/sendview"
+	"github.com/hopback/hopback/internal/message"
 )
 
 // Sending is a message that is about to be sent. It is valid only during the call that it is
@@ -35,7 +35,7 @@ type Sending interface {
 // NewSending returns a [Sending] of m to the address to, or to the address in m if to is the
 // zero Address. Use it to call an [Instrument] outside of a Conn: in a test, or from another
 // client's publisher. m must not be nil. The Instrument changes m.
-func NewSending(to address.Address, m *amqp.Message) Sending { return sendview.New(to, m, nil) }
+func NewSending(to address.Address, m *amqp.Message) Sending { return message.NewSending(to, m, nil) }
 
 // Delivery is a message that a queue has delivered: a *client.Delivery. An [Instrument] may read
 // it until it is settled.

@@ -12,7 +12,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/integration/clockstep"
 	"github.com/hopback/hopback/internal/backoff"
-	"github.com/hopback/hopback/internal/workerclock"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -109,7 +109,7 @@ func (w *simWorker) consume(life context.Context) {
 		return
 	}
 	defer closeConn(conn)
-	clocked := workerclock.With(life, func() time.Time { return clockstep.Step(time.Now(), time.Duration(w.ahead.Load())) })
+	clocked := brokerclock.WithOwnClock(life, func() time.Time { return clockstep.Step(time.Now(), time.Duration(w.ahead.Load())) })
 	if l.group != nil {
 		w.consumeGroup(life, clocked, conn)
 		return

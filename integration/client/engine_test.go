@@ -53,6 +53,7 @@ func engineConn(t *testing.T, s *suite.Site) *amqp.Conn {
 
 // inbox is where the deliveries and answers of a test go.
 type inbox struct {
+	amqp.NoReceiverEvents
 	deliveries chan amqp.Delivery
 	answers    chan amqp.Answer
 	drained    chan struct{}
@@ -60,25 +61,25 @@ type inbox struct {
 }
 
 func newInbox() *inbox {
-	return &inbox{make(chan amqp.Delivery, 100_000), make(chan amqp.Answer, 100_000), make(chan struct{}, 10), make(chan error, 10)}
+	return &inbox{amqp.NoReceiverEvents{}, make(chan amqp.Delivery, 100_000), make(chan amqp.Answer, 100_000), make(chan struct{}, 10), make(chan error, 10)}
 }
 
 func (i *inbox) Answered(_ *amqp.Sending, a amqp.Answer) { i.answers <- a }
 
 func (i *inbox) receiver(queue string) amqp.ReceiverConfig {
-	return amqp.ReceiverConfig{
-		Source: &frames.Source{Address: "/queues/" + queue},
-		OnDelivery: func(d *amqp.Delivery) {
-			whole := *d
-			if !d.Owned {
-				whole.Payload = slices.Clone(d.Payload)
-			}
-			i.deliveries <- whole
-		},
-		OnDrained: func(uint32) { i.drained <- struct{}{} },
-		OnEnd:     func(err error) { i.ended <- err },
-	}
+	return amqp.ReceiverConfig{Source: &frames.Source{Address: "/queues/" + queue}, Events: i}
 }
+
+func (i *inbox) Delivered(d *amqp.Delivery) {
+	whole := *d
+	if !d.Owned {
+		whole.Payload = slices.Clone(d.Payload)
+	}
+	i.deliveries <- whole
+}
+
+func (i *inbox) Drained(uint32)  { i.drained <- struct{}{} }
+func (i *inbox) Ended(err error) { i.ended <- err }
 
 func arrival[T any](t *testing.T, c <-chan T) T {
 	t.Helper()

@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/clienttest"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -31,7 +31,7 @@ func TestSessionsAreReplacedLongBeforeTheirDeliveryIDsEnd(t *testing.T) {
 		log := suite.NewLogbook(t)
 		ctx, cancel := context.WithTimeout(t.Context(), suite.Patience)
 		defer cancel()
-		conn, err := client.Connect(clienttest.With(ctx, clienttest.Settings{RenewAfter: every}), s.AMQPURL(), client.Config{Logger: slog.New(log)})
+		conn, err := client.Connect(inside.WithTestSettings(ctx, inside.TestSettings{RenewAfter: every}), s.AMQPURL(), client.Config{Logger: slog.New(log)})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close(context.Background()) })
 

@@ -16,7 +16,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/clienttest"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // A consumer that gets nothing tells an empty queue from a link that the broker has
@@ -95,7 +95,7 @@ func TestConsumerThatTheBrokerForgotHasItsSessionReplaced(t *testing.T) {
 				starved = append(starved, e)
 			}
 		}}
-		c, err := client.Connect(clienttest.With(ctx, clienttest.Settings{Starving: time.Second}), s.AMQPURLWith(func(u *url.URL) { u.Host = addr }), cfg)
+		c, err := client.Connect(inside.WithTestSettings(ctx, inside.TestSettings{Starving: time.Second}), s.AMQPURLWith(func(u *url.URL) { u.Host = addr }), cfg)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = c.Close(context.Background()) })
 		got := make(chan uint32, 10)

@@ -13,7 +13,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/workerclock"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 )
@@ -36,7 +36,7 @@ func TestAWorkersClockIsOff(t *testing.T) {
 				var failed time.Time
 				failing := make(chan struct{})
 				cfg := partition.Config{Retry: retry.Policy{MaxRetries: 5, GiveUpAfter: 5 * time.Minute, Backoff: retry.Exponential(delay, 1)}}
-				ctx, stop := context.WithCancel(workerclock.With(t.Context(), func() time.Time { return time.Now().Add(off) }))
+				ctx, stop := context.WithCancel(brokerclock.WithOwnClock(t.Context(), func() time.Time { return time.Now().Add(off) }))
 				defer stop()
 				ended := make(chan error, 1)
 				go func() {

@@ -18,7 +18,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
-	"github.com/hopback/hopback/internal/historylog"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -252,13 +252,13 @@ func TestWhatTheBrokerTellsOfADeath(t *testing.T) {
 		}), client.ConsumerConfig{})
 		d := <-got
 		require.NoError(t, stop())
-		kept := historylog.Of(nil, d.Message().Annotations)
+		kept := annotation.DeadLetterings(nil, d.Message().Annotations)
 		for i := range kept {
 			assert.EqualValues(t, 1, kept[i].Count)
 			assert.WithinDuration(t, time.Now(), kept[i].Last, time.Minute)
 			kept[i].Count, kept[i].First, kept[i].Last = 0, time.Time{}, time.Time{}
 		}
-		assert.Equal(t, []historylog.DeadLettering{
+		assert.Equal(t, []annotation.DeadLettering{
 			{Queue: "orders", Reason: "rejected", Exchange: "back", RoutingKey: "delay"},
 			{Queue: "delay", Reason: "expired", RoutingKey: "delay"},
 		}, kept)

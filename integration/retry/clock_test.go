@@ -17,14 +17,14 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/internal/annotation"
-	"github.com/hopback/hopback/internal/workerclock"
+	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/retry"
 )
 
 // ahead is a ctx for workers whose clock is ahead of this host's, which is the broker's
 // too.
 func ahead(by time.Duration) context.Context {
-	return workerclock.With(context.Background(), func() time.Time { return time.Now().Add(by) })
+	return brokerclock.WithOwnClock(context.Background(), func() time.Time { return time.Now().Add(by) })
 }
 
 // With Native the broker measures the delay, from a time that the worker writes. The

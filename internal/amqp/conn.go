@@ -29,11 +29,17 @@ type Config struct {
 	// MaxSessions is how many sessions the connection may have at once. Default 64, which is
 	// RabbitMQ's limit. The peer's limit counts if it is lower.
 	MaxSessions int
-	// Settled, if not nil, is called for each disposition that settles deliveries, just before
-	// it is written, with how many they are. It is called on the goroutine that writes: while
-	// it blocks, nothing is written.
-	Settled    func(n int)
-	Properties frames.Map
+	// Settlements, if not nil, hears of what is settled.
+	Settlements Settlements
+	Properties  frames.Map
+}
+
+// Settlements hears of settlements.
+type Settlements interface {
+	// SettledRange is called for each disposition that settles deliveries, just before it is
+	// written, with how many they are. It is called on the goroutine that writes: while it blocks,
+	// nothing is written.
+	SettledRange(n int)
 }
 
 // Peer is what the other end says of itself in its open.
@@ -73,7 +79,7 @@ type Conn struct {
 	writes   atomic.Uint64 // begins and ends of writes to the network
 	done     chan struct{} // closed when the connection has ended
 	running  sync.WaitGroup
-	settled  func(n int) // Config.Settled
+	settled  Settlements // Config.Settlements
 
 	mu      sync.Mutex
 	err     *Error // why it has ended
@@ -112,7 +118,7 @@ func Open(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	}
 	cfg.MaxSessions = min(cfg.MaxSessions, 1<<16)
 	c := &Conn{
-		net: nc, in: frames.NewReader(nc, readSize, int(cfg.MaxFrameSize)), idle: cfg.IdleTimeout, maxFrame: int64(cfg.MaxFrameSize), settled: cfg.Settled,
+		net: nc, in: frames.NewReader(nc, readSize, int(cfg.MaxFrameSize)), idle: cfg.IdleTimeout, maxFrame: int64(cfg.MaxFrameSize), settled: cfg.Settlements,
 		done: make(chan struct{}), byPeer: map[uint16]*Session{},
 	}
 	c.out.wake, c.out.flushed = make(chan struct{}, 1), make(chan struct{})

@@ -250,7 +250,7 @@ func TestLimits(t *testing.T) {
 		require.NoError(t, err)
 		_, err = c.Begin(t.Context(), SessionConfig{})
 		require.ErrorIs(t, err, ErrTooManySessions)
-		_, err = s.Receiver(t.Context(), ReceiverConfig{Source: &frames.Source{Address: strings.Repeat("q", 600)}})
+		_, err = s.Receiver(t.Context(), (&record{}).receiver(strings.Repeat("q", 600)))
 		require.ErrorIs(t, err, ErrTooLarge)
 		r := p.receive(s, (&record{}).receiver("q"))
 		_, err = s.Receiver(t.Context(), (&record{}).receiver("q"))

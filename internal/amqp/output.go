@@ -112,7 +112,7 @@ func (c *Conn) write() {
 		o.counts, o.notified = o.notified[:0], counts
 		c.mu.Unlock()
 		for _, n := range counts {
-			c.settled(n)
+			c.settled.SettledRange(n)
 		}
 		_ = c.net.SetWriteDeadline(time.Now().Add(writeLimit))
 		c.writes.Add(1)
@@ -155,7 +155,7 @@ func (c *Conn) direct() bool {
 
 // writeNow writes what was put since direct, as far as the socket takes it without waiting. The
 // writer writes the rest, and reports what is wrong with the socket. Nothing that waits for
-// Config.Settled is in the buffer.
+// Config.Settlements is in the buffer.
 func (c *Conn) writeNow() {
 	o := &c.out
 	o.asleep, o.puts = true, 0

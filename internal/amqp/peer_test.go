@@ -177,6 +177,8 @@ type record struct {
 	drained  int
 	states   []string
 	flows    []frames.Map
+
+	onDelivery func(*Delivery) // called with mu held, and in place of keeping the delivery; may be nil
 }
 
 func (r *record) locked(f func()) {
@@ -186,21 +188,26 @@ func (r *record) locked(f func()) {
 }
 
 func (r *record) receiver(source string) ReceiverConfig {
-	return ReceiverConfig{
-		Source: &frames.Source{Address: source},
-		OnDelivery: func(d *Delivery) {
-			r.locked(func() {
-				r.payloads = append(r.payloads, string(d.Payload))
-				r.ids = append(r.ids, d.ID)
-			})
-		},
-		OnDrained: func(uint32) { r.locked(func() { r.drained++ }) },
-		OnEnd:     func(err error) { r.locked(func() { r.ends = append(r.ends, err) }) },
-		OnFlow:    func(m frames.Map) { r.locked(func() { r.flows = append(r.flows, m) }) },
-		OnState: func(first, last uint32, state any) {
-			r.locked(func() { r.states = append(r.states, fmt.Sprintf("%d-%d %T", first, last, state)) })
-		},
-	}
+	return ReceiverConfig{Source: &frames.Source{Address: source}, Events: r}
+}
+
+func (r *record) Delivered(d *Delivery) {
+	r.locked(func() {
+		if r.onDelivery != nil {
+			r.onDelivery(d)
+			return
+		}
+		r.payloads = append(r.payloads, string(d.Payload))
+		r.ids = append(r.ids, d.ID)
+	})
+}
+
+func (r *record) Drained(uint32)      { r.locked(func() { r.drained++ }) }
+func (r *record) Ended(err error)     { r.locked(func() { r.ends = append(r.ends, err) }) }
+func (r *record) Flowed(m frames.Map) { r.locked(func() { r.flows = append(r.flows, m) }) }
+
+func (r *record) StateChanged(first, last uint32) {
+	r.locked(func() { r.states = append(r.states, fmt.Sprintf("%d-%d", first, last)) })
 }
 
 func (r *record) Answered(_ *Sending, a Answer) {
@@ -349,8 +356,7 @@ func TestWithdrawBetweenTheLinksEndAndTheAnswer(t *testing.T) {
 func TestWithdrawAndLoss(t *testing.T) {
 	pair(t, Config{}, func(t *testing.T, c *Conn, p *peer) {
 		s := p.begin(c, SessionConfig{})
-		var ended record
-		l := p.sender(s, SenderConfig{OnEnd: func(err error) { ended.locked(func() { ended.ends = append(ended.ends, err) }) }}, 1)
+		l := p.sender(s, SenderConfig{}, 1)
 		var sent, unsent, withdrawn record
 		x := sent.sending("sent")
 		require.NoError(t, l.Send(x))
@@ -374,7 +380,6 @@ func TestWithdrawAndLoss(t *testing.T) {
 			assert.False(t, unsent.answers[0].Sent)
 		})
 		withdrawn.locked(func() { assert.Empty(t, withdrawn.answers) })
-		ended.locked(func() { require.Len(t, ended.ends, 1) })
 		var e *Error
 		require.ErrorAs(t, l.Send(sent.sending("late")), &e)
 		assert.Equal(t, ScopeLink, e.Scope)
@@ -623,7 +628,7 @@ func TestFlowPropertiesAndStates(t *testing.T) {
 		synctest.Wait()
 		got.locked(func() {
 			assert.Equal(t, []frames.Map{active}, got.flows)
-			assert.Equal(t, []string{"3-4 *frames.Released"}, got.states)
+			assert.Equal(t, []string{"3-4"}, got.states)
 		})
 	})
 }
@@ -682,7 +687,7 @@ func TestMaxBytes(t *testing.T) {
 				held, received := 0, 0
 				var got record
 				cfg := got.receiver("q")
-				cfg.OnDelivery = func(d *Delivery) { got.locked(func() { held += len(d.Payload); received++ }) }
+				got.onDelivery = func(d *Delivery) { held += len(d.Payload); received++ }
 				r := p.receive(s, cfg)
 				require.NoError(t, r.AddCredit(10_000))
 				f := &flooding{p: p}
@@ -740,9 +745,7 @@ func TestMaxKept(t *testing.T) {
 		var all []Delivery
 		cfg := got.receiver("q")
 		cfg.MaxKept = 1000
-		cfg.OnDelivery = func(d *Delivery) {
-			got.locked(func() { all = append(all, *d) })
-		}
+		got.onDelivery = func(d *Delivery) { all = append(all, *d) }
 		r := p.receive(s, cfg)
 		require.NoError(t, r.AddCredit(100))
 		f := &flooding{p: p}
@@ -763,7 +766,6 @@ func TestMaxKept(t *testing.T) {
 		}
 		small := got.receiver("q")
 		small.MaxKept = 3
-		small.OnDelivery = cfg.OnDelivery
 		r = p.receive(s, small)
 		require.NoError(t, r.AddCredit(1))
 		next[*frames.Flow](p)

@@ -175,15 +175,13 @@ func (c *Conn) call(e *event) {
 	case eventMessageAnswered:
 		e.x.To.Answered(e.x, e.answer)
 	case eventMessageDelivered:
-		e.r.cfg.OnDelivery(&c.deliveries[e.at])
+		e.r.cfg.Events.Delivered(&c.deliveries[e.at])
 	case eventDrained:
-		if f := e.r.cfg.OnDrained; f != nil {
-			f(e.first)
-		}
+		e.r.cfg.Events.Drained(e.first)
 	case eventLinkFlow:
-		e.r.cfg.OnFlow(e.state.(frames.Map))
+		e.r.cfg.Events.Flowed(e.state.(frames.Map))
 	case eventStateChanged:
-		e.r.cfg.OnState(e.first, e.last, e.state)
+		e.r.cfg.Events.StateChanged(e.first, e.last)
 	case eventLinkEnded:
 		e.l.onEnd(e.l.Err())
 	case eventLinkOver:
@@ -358,8 +356,8 @@ func (s *Session) peerDisposition(d *frames.Disposition) *violation {
 	first, last := d.First, d.Last.Or(d.First)
 	if d.Role == frames.RoleSender {
 		for _, l := range s.links {
-			if r, ok := l.of.(*Receiver); ok && r.cfg.OnState != nil && r.err == nil {
-				s.c.events = append(s.c.events, event{kind: eventStateChanged, r: r, first: first, last: last, state: d.State})
+			if r, ok := l.of.(*Receiver); ok && r.err == nil {
+				s.c.events = append(s.c.events, event{kind: eventStateChanged, r: r, first: first, last: last})
 			}
 		}
 		return nil

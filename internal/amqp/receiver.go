@@ -26,30 +26,43 @@ type ReceiverConfig struct {
 	// would end the link over a larger message, and deliver the message again on the next one,
 	// without end. Default: MaxMessageSize.
 	MaxKept uint64
-	// OnDelivery is called with each delivery.
-	OnDelivery func(d *Delivery)
-	// OnDrained, if not nil, is called when a drain is over: all that the peer had for the
-	// link's credit has come, and no credit is left. count is what Drain returned.
-	OnDrained func(count uint32)
-	// OnFlow, if not nil, is called with the properties of each flow of the link that has some.
-	OnFlow func(properties frames.Map)
-	// OnState, if not nil, is called when the peer changes the state of deliveries from first
-	// to last, which may be of other links of the session. RabbitMQ 4.3 takes deliveries back
-	// in this way when the consumer timeout has passed.
-	OnState func(first, last uint32, state any)
-	// OnEnd, if not nil, is called once, with an *[Error], when the link ends without
-	// [Receiver.Detach].
-	OnEnd func(error)
+	// Events hears what happens on the link.
+	Events ReceiverEvents
 }
+
+// ReceiverEvents hears what happens on a receiver's link. See the package comment for how its methods are
+// called.
+type ReceiverEvents interface {
+	// Delivered is called with each delivery.
+	Delivered(d *Delivery)
+	// Drained is called when a drain is over: all that the peer had for the link's credit has
+	// come, and no credit is left. count is what Drain returned.
+	Drained(count uint32)
+	// Flowed is called with the properties of each flow of the link that has some.
+	Flowed(properties frames.Map)
+	// StateChanged is called when the peer changes the state of deliveries from first to last,
+	// which may be of other links of the session. RabbitMQ 4.3 takes deliveries back in this way
+	// when the consumer timeout has passed.
+	StateChanged(first, last uint32)
+	// Ended is called once, with an *[Error], when the link ends without [Receiver.Detach].
+	Ended(err error)
+}
+
+// NoReceiverEvents has the methods of ReceiverEvents that not everybody needs, and they do nothing.
+type NoReceiverEvents struct{}
+
+func (NoReceiverEvents) Drained(uint32)           {}
+func (NoReceiverEvents) Flowed(frames.Map)        {}
+func (NoReceiverEvents) StateChanged(_, _ uint32) {}
 
 const defaultMaxMessage = 512 << 20
 
 // Delivery is a message that has come.
 type Delivery struct {
 	ID      uint32
-	Tag     []byte // valid until OnDelivery returns
+	Tag     []byte // valid until Delivered returns
 	Settled bool   // by the peer
-	// Payload is the encoded message. It is valid until OnDelivery returns, unless Owned is
+	// Payload is the encoded message. It is valid until Delivered returns, unless Owned is
 	// set: then it is the callback's.
 	Payload []byte
 	Owned   bool
@@ -80,7 +93,7 @@ func (s *Session) Receiver(ctx context.Context, cfg ReceiverConfig) (*Receiver, 
 	if cfg.MaxKept == 0 {
 		cfg.MaxKept = cfg.MaxMessageSize
 	}
-	r := &Receiver{link: link{s: s, role: frames.RoleReceiver, name: cfg.Name, onEnd: cfg.OnEnd}, cfg: cfg}
+	r := &Receiver{link: link{s: s, role: frames.RoleReceiver, name: cfg.Name, onEnd: cfg.Events.Ended}, cfg: cfg}
 	r.of = r
 	a := &frames.Attach{
 		SenderSettleMode: settleMode(cfg.Settled), Source: cfg.Source, Target: target(cfg.Target),
@@ -103,7 +116,7 @@ func (r *Receiver) AddCredit(n uint32) error {
 }
 
 // Drain adds n to the link's credit, and asks the peer to send what it has for that at once, and
-// to drop the rest. OnDrained is called with the returned count when that is done. A later drain
+// to drop the rest. Drained is called with the returned count when that is done. A later drain
 // takes the place of one that isn't over.
 func (r *Receiver) Drain(n uint32) (count uint32, err error) { return r.drain(n, nil) }
 
@@ -278,7 +291,7 @@ func (r *Receiver) flow(f *frames.Flow) {
 		r.draining, r.credit, r.count = false, 0, f.DeliveryCount.Value
 		c.events = append(c.events, event{kind: eventDrained, r: r, first: r.count})
 	}
-	if len(f.Properties) > 0 && r.cfg.OnFlow != nil {
+	if len(f.Properties) > 0 {
 		c.events = append(c.events, event{kind: eventLinkFlow, r: r, state: f.Properties})
 	}
 	if f.Echo {

@@ -20,9 +20,6 @@ type SenderConfig struct {
 	Settled    bool
 	Desired    []frames.Symbol
 	Properties frames.Map
-	// OnEnd, if not nil, is called once, with an *[Error], when the link ends without
-	// [Sender.Detach].
-	OnEnd func(error)
 }
 
 // Sending is a message on its way out. It isn't changed, and isn't sent again, before its
@@ -72,7 +69,7 @@ type Sender struct {
 // Sender attaches a sender, and waits for the peer's answer within ctx. If ctx ends before, the
 // link is detached when the answer comes.
 func (s *Session) Sender(ctx context.Context, cfg SenderConfig) (*Sender, error) {
-	l := &Sender{link: link{s: s, role: frames.RoleSender, name: cfg.Name, onEnd: cfg.OnEnd}, settle: cfg.Settled}
+	l := &Sender{link: link{s: s, role: frames.RoleSender, name: cfg.Name}, settle: cfg.Settled}
 	l.of = l
 	a := &frames.Attach{
 		SenderSettleMode: settleMode(cfg.Settled), Source: cfg.Source, Target: target(cfg.Target),

@@ -84,9 +84,11 @@ var (
 	ErrSingleActive = errors.New("the queue has a single active consumer, and gives messages to no other one")
 )
 
-// Observer hears what becomes of a Claims' link. Its methods return at once. Attempts count since the last link
-// that worked.
+// Observer hears what becomes of a Claims' link, and knows the time. Its methods return at once. Attempts count
+// since the last link that worked.
 type Observer interface {
+	// Now is the broker's time; false while it isn't known, as after a reconnect.
+	Now() (time.Time, bool)
 	// Up reports that there is a link. down is how long there was none.
 	Up(attempts int, down time.Duration)
 	Lost(attempts int, why error)
@@ -100,8 +102,6 @@ type Settings struct {
 	Source   string // the queue's address
 	Sessions link.Sessions
 	Backoff  backoff.Exponential
-	// Now is the broker's time; false while it isn't known, as after a reconnect.
-	Now      func() (time.Time, bool)
 	Observer Observer
 	Log      *slog.Logger
 }
@@ -340,7 +340,7 @@ func (c *Claims) attach() (*round, error) {
 		return nil, failure.NewError("claim", c.Queue, kind, err)
 	}
 	r := &round{c: c, sess: sess, left: map[string]bool{}, held: map[uint32]bool{}, taken: map[uint32]bool{}}
-	r.link, err = sess.Receiver(c.ctx, c.Source, link.ReceiverOptions{Revoked: r.revoked, State: r.state, MaxBytes: link.PrefetchBytes})
+	r.link, err = sess.Receiver(c.ctx, c.Source, link.ReceiverOptions{Events: r, MaxBytes: link.PrefetchBytes})
 	if err != nil {
 		c.Sessions.Give(sess, link.LinkRefused(err))
 		return nil, failure.NewError("claim", c.Queue, link.AttachKind(err), err)
@@ -366,7 +366,7 @@ func (c *Claims) attach() (*round, error) {
 // now is the broker's time. It is never unknown again, so that a message that wasn't taken since it
 // was due soon isn't taken later.
 func (c *Claims) now() (now time.Time, known bool) {
-	if now, known := c.Now(); known {
+	if now, known := c.Observer.Now(); known {
 		c.ahead, c.known = time.Until(now), true
 	}
 	return time.Now().Add(c.ahead), c.known

@@ -130,7 +130,7 @@ func TestWhatIsDueIsByTheBrokersClock(t *testing.T) {
 				q.park("t", time.Hour, "m")
 				known := test.known
 				c := q.claims(t, func(s *Settings) {
-					s.Now = func() (time.Time, bool) { return time.Now().Add(test.ahead), known }
+					s.Observer = clock(func() (time.Time, bool) { return time.Now().Add(test.ahead), known })
 				})
 				if test.known { // and is remembered
 					claim(t, c, "unknown")
@@ -469,7 +469,7 @@ func TestAQueueThatCanNotBeClaimedFrom(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := New(Settings{
 					Queue: "orders", Sessions: test.q, Backoff: backoff.Exponential{Min: time.Second, Max: time.Minute},
-					Now: func() (time.Time, bool) { return time.Now(), true }, Observer: ignore{},
+					Observer: ignore{},
 				})
 				err := c.Await(t.Context())
 				require.ErrorIs(t, err, test.want)
@@ -489,7 +489,7 @@ func TestAwaitEnds(t *testing.T) {
 		q := &fakeQueue{open: func() error { return errors.New("unreachable") }}
 		c := New(Settings{
 			Queue: "orders", Sessions: q, Backoff: backoff.Exponential{Min: time.Second, Max: time.Minute},
-			Now: func() (time.Time, bool) { return time.Now(), true }, Observer: ignore{},
+			Observer: ignore{},
 		})
 		require.ErrorIs(t, c.Await(within(t, time.Minute)), failure.ErrNotSent)
 		require.NoError(t, c.Close(t.Context()))

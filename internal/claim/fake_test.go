@@ -157,9 +157,7 @@ func (l *fakeLink) Claim(_ context.Context, credit uint32, tokens []string, _ fu
 		}
 		q.most, q.frames = max(q.most, q.frames), 0
 		q.flows = append(q.flows, tokens)
-		if l.o.State != nil {
-			l.o.State(map[string]any{"rabbitmq:active": !q.inert})
-		}
+		l.o.Events.State(map[string]any{"rabbitmq:active": !q.inert})
 		for i := 0; i < len(q.parked) && credit > 0; i++ {
 			m := q.parked[i]
 			if l.claimed[m] {
@@ -258,7 +256,7 @@ func (l *fakeLink) revoke(id uint32) {
 	l.revoked[id] = true
 	l.q.ready = append(l.q.ready, l.unsettled[id])
 	l.q.mu.Unlock()
-	l.o.Revoked(id, id)
+	l.o.Events.Revoked(id, id)
 }
 
 func (q *fakeQueue) last() *fakeLink {
@@ -319,7 +317,6 @@ func (q *fakeQueue) claims(t *testing.T, settings ...func(*Settings)) *Claims {
 	t.Helper()
 	s := Settings{
 		Queue: "orders", Source: "/queues/orders", Sessions: q, Backoff: backoff.Exponential{Min: time.Second, Max: time.Minute},
-		Now:      func() (time.Time, bool) { return time.Now(), true },
 		Observer: ignore{}, Log: slog.New(slog.DiscardHandler),
 	}
 	for _, set := range settings {
@@ -351,6 +348,17 @@ func names(found []*Message) []string {
 }
 
 type ignore struct{}
+
+func (ignore) Now() (time.Time, bool) { return time.Now(), true }
+
+// clock is an Observer with another time.
+type clock func() (time.Time, bool)
+
+func (c clock) Now() (time.Time, bool) { return c() }
+func (clock) Up(int, time.Duration)    {}
+func (clock) Lost(int, error)          {}
+func (clock) Refused(int, error)       {}
+func (clock) Ended(int)                {}
 
 func (ignore) Up(int, time.Duration) {}
 func (ignore) Lost(int, error)       {}

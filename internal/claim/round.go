@@ -29,16 +29,16 @@ type round struct {
 	held map[uint32]bool
 }
 
-// state is called with the properties of flows.
-func (r *round) state(properties map[string]any) {
+// State is called with the properties of flows.
+func (r *round) State(properties map[string]any) {
 	if active, ok := properties["rabbitmq:active"].(bool); ok {
 		r.inactive.Store(!active)
 	}
 }
 
-// revoked is called when the broker has taken deliveries back after the consumer timeout. It sends
+// Revoked is called when the broker has taken deliveries back after the consumer timeout. It sends
 // the link nothing more until they are settled.
-func (r *round) revoked(first, last uint32) {
+func (r *round) Revoked(first, last uint32) {
 	c := r.c
 	c.mu.Lock()
 	defer c.mu.Unlock()

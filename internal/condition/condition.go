@@ -88,3 +88,9 @@ func UserID(description string) (user string, ok bool) {
 	}
 	return description[i : len(description)-1], true
 }
+
+// NotPermitted reports whether err is about a missing permission for a management request. RabbitMQ has no
+// status for that: it closes the session, so the text is the only sign.
+func NotPermitted(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "refused for user")
+}

@@ -12,35 +12,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
 	"github.com/hopback/hopback/internal/amqp"
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/userid"
 )
-
-// Dialed is a network connection on which nothing was sent yet, and how to log in.
-type Dialed struct {
-	Net         net.Conn
-	Host        string // of the open: "vhost:" and the virtual host
-	Name        string // the container-id
-	Shown       string // the endpoint for people, without a password
-	Mechanism   string // of SASL
-	Response    []byte // its initial response
-	IdleTimeout time.Duration
-	Login       *userid.Login // of all connections to the endpoint
-	// MaxMessageSize is how many bytes of a message a Subscription keeps: see Message. 0: all.
-	MaxMessageSize uint64
-	// Failed, if not nil, is called if no broker answers.
-	Failed func()
-}
 
 // Dialer makes network connections to where a client.Conn is connected to, or to the endpoint
 // that is so many behind it.
 type Dialer interface {
-	Dial(ctx context.Context, behind int) (Dialed, error)
+	Dial(ctx context.Context, behind int) (link.Dialed, error)
 }
 
 // maxBytes bounds what a Receiver has received and not taken.
@@ -53,7 +37,7 @@ var ErrClosed = amqp.ErrClosed
 type Conn struct {
 	c     *amqp.Conn
 	login *userid.Login
-	// maxMessage is Dialed.MaxMessageSize.
+	// maxMessage is link.Dialed.MaxMessageSize.
 	maxMessage uint64
 
 	mu      sync.Mutex
@@ -81,7 +65,7 @@ func OpenFor(ctx context.Context, to Dialer, purpose string, behind int) (*Conn,
 		Properties: frames.Map{{Key: frames.Symbol("connection_name"), Value: d.Name}, {Key: frames.Symbol("product"), Value: "hopback"}},
 	})
 	if err != nil {
-		if e, ok := errors.AsType[*amqp.HandshakeError](err); d.Failed != nil && !(ok && (e.Refused || e.Remote != nil)) {
+		if e, ok := errors.AsType[*amqp.HandshakeError](err); !ok || !e.Refused && e.Remote == nil {
 			d.Failed()
 		}
 		return nil, fmt.Errorf("%s: %w", d.Shown, openError(err))

@@ -16,17 +16,18 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hopback/hopback/internal/frames"
+	"github.com/hopback/hopback/internal/link"
 	"github.com/hopback/hopback/internal/userid"
 )
 
 // to dials the end of a pipe; nil can't be reached.
 type to struct{ net.Conn }
 
-func (to to) Dial(context.Context, int) (Dialed, error) {
+func (to to) Dial(context.Context, int) (link.Dialed, error) {
 	if to.Conn == nil {
-		return Dialed{}, errors.New("nobody is there")
+		return link.Dialed{}, errors.New("nobody is there")
 	}
-	return Dialed{Net: to, Host: "vhost:/", Name: "test", Shown: "broker", Mechanism: "PLAIN", Response: []byte("\x00u\x00p"), IdleTimeout: time.Minute, Login: userid.NewLogin("u", false)}, nil
+	return link.Dialed{Net: to, Host: "vhost:/", Name: "test", Shown: "broker", Mechanism: "PLAIN", Response: []byte("\x00u\x00p"), IdleTimeout: time.Minute, Login: userid.NewLogin("u", false)}, nil
 }
 
 func TestMain(m *testing.M) {

@@ -21,6 +21,7 @@ type Delivery struct {
 
 // Receiver receives from one queue. It is for one goroutine.
 type Receiver struct {
+	amqp.NoReceiverEvents
 	c *Conn
 	r *amqp.Receiver
 
@@ -46,10 +47,8 @@ func (c *Conn) ReceiverOf(ctx context.Context, source string, filter frames.Map)
 	}
 	r := &Receiver{c: c, wake: make(chan struct{}, 1)}
 	r.r, err = s.Receiver(ctx, amqp.ReceiverConfig{
-		Source:     &frames.Source{Address: source, Filter: filter, Outcomes: []frames.Symbol{"amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list"}},
-		OnDelivery: r.delivered,
-		OnDrained:  func(count uint32) { r.change(func() { r.drained, r.has = count, true }) },
-		OnEnd:      func(error) { r.change(func() { r.ended = true }) },
+		Source: &frames.Source{Address: source, Filter: filter, Outcomes: []frames.Symbol{"amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list"}},
+		Events: r,
 	})
 	if err != nil {
 		return nil, c.ending(err)
@@ -57,13 +56,20 @@ func (c *Conn) ReceiverOf(ctx context.Context, source string, filter frames.Map)
 	return r, nil
 }
 
-func (r *Receiver) delivered(d *amqp.Delivery) {
+// Delivered is called by the engine, as are Drained and Ended.
+func (r *Receiver) Delivered(d *amqp.Delivery) {
 	payload := d.Payload
 	if !d.Owned {
 		payload = slices.Clone(payload)
 	}
 	r.change(func() { r.queue = append(r.queue, Delivery{d.ID, payload}) })
 }
+
+func (r *Receiver) Drained(count uint32) {
+	r.change(func() { r.drained, r.has = count, true })
+}
+
+func (r *Receiver) Ended(error) { r.change(func() { r.ended = true }) }
 
 func (r *Receiver) change(f func()) {
 	r.mu.Lock()

@@ -131,11 +131,7 @@ func (c *Conn) sender(ctx context.Context, target string) (*sender, error) {
 		c.mu.Lock()
 	}
 	c.mu.Unlock()
-	l, err := s.Sender(ctx, amqp.SenderConfig{Target: &frames.Target{Address: target}, OnEnd: func(error) {
-		c.mu.Lock()
-		c.notify()
-		c.mu.Unlock()
-	}})
+	l, err := s.Sender(ctx, amqp.SenderConfig{Target: &frames.Target{Address: target}})
 	if err != nil {
 		if lost := c.Err(); lost != nil && ctx.Err() == nil {
 			return nil, lost

@@ -13,6 +13,7 @@ import (
 // settled by the broker as it sends them: a stream keeps its messages anyway. It is for
 // one goroutine.
 type Subscription struct {
+	amqp.NoReceiverEvents
 	c      *Conn
 	r      *amqp.Receiver
 	credit uint32        // how many messages may be on their way, or wait
@@ -29,7 +30,7 @@ type Subscription struct {
 type Message struct {
 	Payload []byte
 	// Size is how many bytes the encoded message has. If that is more than Payload has, the message is
-	// larger than Dialed.MaxMessageSize, and Payload is its beginning.
+	// larger than link.Dialed.MaxMessageSize, and Payload is its beginning.
 	Size uint64
 }
 
@@ -82,13 +83,7 @@ func (c *Conn) Subscribe(ctx context.Context, source string, filter frames.Map, 
 	session.Limit(maxBytes) // a Receiver may have begun it
 	s.r, err = session.Receiver(ctx, amqp.ReceiverConfig{
 		Source: &frames.Source{Address: source, Filter: filter}, Settled: true, MaxKept: c.maxMessage,
-		OnDelivery: s.delivered,
-		OnEnd: func(error) {
-			s.mu.Lock()
-			s.ended = true
-			s.mu.Unlock()
-			s.awaken()
-		},
+		Events: s,
 	})
 	if err != nil {
 		return nil, c.ending(err)
@@ -104,7 +99,15 @@ func (s *Subscription) Filter() frames.Map {
 	return nil
 }
 
-func (s *Subscription) delivered(d *amqp.Delivery) {
+// Ended is called by the engine, as is Delivered.
+func (s *Subscription) Ended(error) {
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
+	s.awaken()
+}
+
+func (s *Subscription) Delivered(d *amqp.Delivery) {
 	s.mu.Lock()
 	s.filling.add(d)
 	first := len(s.filling.messages) == 1

@@ -5,33 +5,34 @@ import (
 	"time"
 )
 
-// Gated configures a consumer that has a queue with a single active consumer in turns, as package
-// partition does. See consumer_gate.go in package client.
+// Gated configures a consumer for package partition. Its queue has a single active consumer, and consumers take
+// turns at being it. See consumer_gate.go in package client.
 type Gated[Delivery any] struct {
-	// Window is how many deliveries the consumer holds. All consumers of a queue have the same.
+	// Window is how many deliveries the consumer holds at most. All consumers of a queue must have the same.
 	Window int
 	// Concurrency is how many handlers run at once.
 	Concurrency int
 	Grace       time.Duration
-	// ConsumerTimeout is how long the broker lets it hold a delivery. It steps back shortly before,
-	// so that what it holds returns in its order and with its annotations.
-	// 0: it isn't known.
+	// ConsumerTimeout is how long the broker lets the consumer hold a delivery; 0: it isn't known. The
+	// consumer steps back shortly before, so that its deliveries return to the queue in their order and
+	// with their annotations.
 	ConsumerTimeout time.Duration
 	Handler         GatedHandler[Delivery]
 }
 
 // GatedHandler is what a gated consumer calls.
 type GatedHandler[Delivery any] interface {
-	// Handle is a client.Handler's. Its error may be an *Again. A client.Start that the handler gets has no
-	// Control.
+	// Handle is that of a client.Handler. Its error may be an *Again. The client.Start for the handler
+	// has no Control.
 	Handle(context.Context, Delivery) error
-	// Key returns the key whose deliveries are handled one after the other. It is called as a delivery comes.
+	// Key is called when a delivery arrives. Deliveries with the same key are handled one after the
+	// other.
 	Key(Delivery) string
-	// Attached is called when the consumer is in line for the first time.
+	// Attached is called when the consumer's link is attached for the first time.
 	Attached()
-	// Turn is called when the broker makes the consumer the active one, and Over when its turn is
-	// over and none of its handlers runs: before the next turn, and before another consumer's,
-	// unless the link was lost.
+	// Turn is called when the broker makes the consumer the active one. Over is called when the turn is
+	// over and no handler runs: before the consumer's next turn, and, unless the link was lost, before
+	// another consumer's.
 	Turn(Turn[Delivery])
 	Over(Turn[Delivery])
 }
@@ -39,25 +40,26 @@ type GatedHandler[Delivery any] interface {
 // Turn is a time in which a gated consumer is the active one of its queue. Its methods are safe
 // for concurrent use, and do nothing once it is over.
 type Turn[Delivery any] interface {
-	// Serve grants the window.
+	// Serve grants the link credit for Gated.Window deliveries.
 	Serve()
-	// StepBack lets running handlers finish, returns the other deliveries in their order, and goes
-	// to the end of the line.
+	// StepBack waits for the handlers that run, requeues the other deliveries in their order, and
+	// attaches the consumer again, behind all others.
 	StepBack()
-	// Before returns what the consumer holds of the deliveries that came before d: the keys that have a delivery in
-	// hand, and how many deliveries all other keys have.
+	// Before returns what the consumer holds of the deliveries that came before d: the keys with a delivery
+	// that waits for another attempt (see Again), and how many deliveries all other keys have.
 	Before(d Delivery) (inHand []string, others int)
 }
 
-// Again is what a gated consumer's handler returns for a delivery that stays in hand: its handler
-// is called again after Delay. Deliveries of the same key wait that long.
+// Again is the error with which a gated consumer's handler keeps a delivery: the handler is called again after
+// Delay, and deliveries with the same key wait until then. Without a Delay, the consumer keeps the delivery until
+// its link session ends.
 type Again struct {
 	Delay time.Duration
-	// Annotations go into the message if the consumer returns it to the queue before.
+	// Annotations are added to the message if the consumer requeues it before that.
 	Annotations map[string]any
-	// Retries is how often the message was retried, for retry.Attempt.
+	// Retries is how many retries the message has had, for retry.Attempt.
 	Retries int
-	// State is what AgainFrom returns in the next call.
+	// State is for the handler's next call, which gets this Again from AgainFrom.
 	State any
 	Err   error // nil: it hasn't failed
 }
@@ -71,11 +73,10 @@ func (a *Again) Error() string {
 
 func (a *Again) Unwrap() error { return a.Err }
 
-// AgainKey is the key for which a handler's ctx has the delivery's last *Again.
+// AgainKey is the key of the delivery's last *Again in a handler's ctx.
 type AgainKey struct{}
 
-// AgainFrom returns what the handler has returned for this delivery before; nil: it is called for
-// the first time.
+// AgainFrom returns the Again that the handler returned for this delivery last; nil in the first call.
 func AgainFrom(ctx context.Context) *Again {
 	a, _ := ctx.Value(AgainKey{}).(*Again)
 	return a

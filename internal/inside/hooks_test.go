@@ -57,8 +57,8 @@ func TestNoPackageSetsHooksInAnother(t *testing.T) {
 // type of hopback.
 var values = map[string]bool{
 	"internal/frames.Get": true, "internal/frames.Set": true, "internal/frames.ReadValue": true, "internal/frames.ReadValues": true, "internal/frames.AppendValue": true,
-	"internal/frames.Value": true, "internal/amqp.ReceiverConfig": true, "internal/userid.Value": true,
-	"internal/outcome.Catch": true, "internal/message.ID": true, "internal/keys.Boxed": true,
+	"internal/frames.Value": true, "internal/userid.Value": true,
+	"internal/outcome.Catch": true, "internal/message.ID": true, "internal/message.BoxedKey": true,
 	"internal/rules.SettingOf": true, "internal/rules.JSONValue": true, "internal/rules.Get": true, "internal/rules.DecodeJSON": true, // what encoding/json parses into
 	"internal/queuearg.Argument": true, "internal/queuearg.Wrong": true, "internal/queuearg.TypeName": true, "internal/values.JSON": true, "internal/values.Describe": true,
 }

@@ -1,5 +1,4 @@
-// Package inside has what packages client and retry offer to others of this module, and to
-// nobody else.
+// Package inside has what packages client and retry offer to other packages of this module, but not to users.
 package inside
 
 import (
@@ -9,49 +8,45 @@ import (
 
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/brokerclock"
-	"github.com/hopback/hopback/internal/dedicated"
 	"github.com/hopback/hopback/internal/link"
-	"github.com/hopback/hopback/internal/replylink"
 )
 
-// Conn is what Of returns for a *client.Conn. Delivery is *client.Delivery: package
-// client imports this one, so it can't be named here.
+// Conn is what Of returns for a *client.Conn. Its methods are safe for concurrent use. Delivery is
+// *client.Delivery, which can't be named here because package client imports this one.
 type Conn[Delivery any] interface {
-	// Dial connects to where the Conn is connected to: see package dedicated.
-	dedicated.Dialer
+	// Dial opens a network connection for package dedicated, to the endpoint that comes behind places
+	// after the one that the Conn is connected to, or to the next one that can be reached.
+	Dial(ctx context.Context, behind int) (link.Dialed, error)
 	// Closed returns a channel that is closed when the Conn is.
 	Closed() <-chan struct{}
-	// AwaitVersion waits for a connection, and returns its broker's version, which may be empty. The
-	// error is ctx's, or that the Conn is closed.
+	// AwaitVersion waits for a connection, and returns its broker's version, which may be "". It returns
+	// an error if ctx ends, or the Conn is closed.
 	AwaitVersion(ctx context.Context) (string, error)
-	// Pause is how long to wait before another attempt to connect.
+	// Pause returns how long to wait before the next attempt to connect, after so many failures in a row.
 	Pause(failures int) time.Duration
-	// Join has the Conn's Stats call count, until leave is called.
+	// Join makes the Conn's Stats call count until leave is called.
 	Join(count func(*instrument.Stats)) (leave func())
-	// Handle has the Conn's Instrument follow a delivery. The handler gets the ctx that is
-	// returned, and handled is called with its result.
+	// Handle reports a delivery to the Conn's Instrument. Call the handler with the returned ctx, and
+	// handled with its result.
 	Handle(ctx context.Context, d Delivery) (with context.Context, handled func(error))
-	// AwaitAlarm waits until the broker answers no requests because of a memory or disk alarm. It
-	// returns false if it can't tell, or ctx ends before.
-	AwaitAlarm(ctx context.Context) bool
-	// Start calls f, in which a consumer of the queue asks the broker before it starts, and calls it again if
-	// the connection was lost, until ctx ends. It counts as a consumer that is starting, and is logged if it takes
-	// long.
+	Alarms
+	// Start calls f, with which a consumer of the queue makes its requests to the broker before it starts. If
+	// the connection is lost, it calls f again, until ctx ends. Until then the consumer counts as starting, which
+	// is logged if it takes long.
 	Start(ctx context.Context, queue string, f func() error) error
-	// Starting is how many consumers are in Start, or in the Prepare of their handlers.
+	// Starting returns how many consumers are in Start, or in the Prepare of their handlers.
 	Starting() int
-	// ReadClock is client.Conn's BrokerTime, and how late that may be.
+	// ReadClock is client.Conn.BrokerTime, with how much later than the broker's clock the result may be.
 	ReadClock(ctx context.Context) (brokerclock.Reading, error)
-	// Log is the Conn's logger.
+	// Log returns the Conn's logger.
 	Log() *slog.Logger
-	// ConsumeGated consumes from a queue with a single active consumer until ctx ends: see Gated. Its
-	// errors are those of client.Conn.Consume.
+	// ConsumeGated consumes from a queue with a single active consumer until ctx ends: see Gated. It
+	// returns the errors of client.Conn.Consume.
 	ConsumeGated(ctx context.Context, queue string, g Gated[Delivery]) error
-	// OpenSession opens a session, which isn't rebuilt when it is lost. While there is no connection, it
-	// waits. release closes it.
+	// OpenSession opens a session, which isn't rebuilt when it is lost. While there is no connection,
+	// OpenSession waits. release closes the session.
 	OpenSession(ctx context.Context) (s link.Session, release func(), err error)
-	// ReserveReplies reserves a session for replies. closed is called when the Conn is being
-	// closed, and should return when the session is closed, within ctx. The Conn's Stats
-	// call count.
-	ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (replylink.Place, error)
+	// ReserveReplies reserves a session slot for replies. closed is called when the Conn is being closed;
+	// it should close the session, and return within ctx. The Conn's Stats call count.
+	ReserveReplies(closed func(ctx context.Context), count func(*instrument.Stats)) (link.ReplyPlace, error)
 }

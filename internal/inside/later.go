@@ -2,9 +2,9 @@ package inside
 
 import "context"
 
-// Later is what a handler returns for a delivery about which it can't decide yet. Its consumer keeps
-// the delivery, and room for others, until Ready is closed. Then it uses the result of Then in place
-// of this error. If the consumer drains before, the message is requeued.
+// Later is the error of a handler that can't decide about a delivery yet. The consumer keeps the delivery, without
+// blocking others, until Ready is closed. Then it calls Then, and uses its result in place of the Later. If the
+// consumer drains before that, it requeues the message.
 type Later struct {
 	Ready <-chan struct{}
 	Then  func() error
@@ -20,16 +20,22 @@ func (l *Later) Error() string {
 
 func (l *Later) Unwrap() error { return l.Err }
 
-type alarmKey struct{}
-
-// WithAlarm returns the ctx for a Prepare. await waits until the broker answers no requests because
-// of a memory or disk alarm, and returns false if it can't tell, or ctx ends before.
-func WithAlarm(ctx context.Context, await func(ctx context.Context) bool) context.Context {
-	return context.WithValue(ctx, alarmKey{}, await)
+// Alarms notices memory and disk alarms.
+type Alarms interface {
+	// AwaitAlarm waits until the broker answers no requests because of a memory or disk alarm. It
+	// returns false if it can't tell, or ctx ends before.
+	AwaitAlarm(ctx context.Context) bool
 }
 
-// AwaitAlarm calls the await of the Prepare that ctx belongs to. Without one, it returns false.
-func AwaitAlarm(ctx context.Context) bool {
-	await, ok := ctx.Value(alarmKey{}).(func(context.Context) bool)
-	return ok && await(ctx)
+type alarmsKey struct{}
+
+// WithAlarms returns the ctx for a Prepare.
+func WithAlarms(ctx context.Context, a Alarms) context.Context {
+	return context.WithValue(ctx, alarmsKey{}, a)
+}
+
+// AlarmsOf returns the Alarms of the Prepare that ctx belongs to; nil: there is none.
+func AlarmsOf(ctx context.Context) Alarms {
+	a, _ := ctx.Value(alarmsKey{}).(Alarms)
+	return a
 }

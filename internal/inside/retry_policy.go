@@ -8,25 +8,24 @@ import (
 	"github.com/hopback/hopback/internal/outcome"
 )
 
-// Policy is what InPlace returns: what becomes of a failed attempt, for a consumer that handles its
-// messages again in place.
+// Policy decides about failed attempts, for a consumer in which messages wait for their next attempt. See InPlace.
 type Policy interface {
-	// Decide reads an error that isn't an outcome.
+	// Decide returns what to do after a handler's error that isn't an outcome.
 	Decide(Attempt) Decision
 	// Past reads a message's history.
 	Past(m *amqp.Message) Past
-	// History returns the annotations of a message that failed in queue, for a dead letter, or for
-	// a message that returns to the queue. retries is the count after the failure; first is zero if
-	// it is the first. delay is how long the message waits for its next attempt. err may be nil.
+	// History returns the annotations for a message that failed in queue and is dead-lettered or
+	// requeued. retries is the count after the failure. first is when the message first failed; zero if
+	// this is the first failure. delay is how long it waits for its next attempt. err may be nil.
 	History(queue string, m *amqp.Message, retries int, first, now time.Time, delay time.Duration, err error) map[string]any
 }
 
-// Past is what a message's history says, which anybody may have written.
+// Past is a message's history. Any sender may have forged it.
 type Past struct {
 	Retries int
 	First   time.Time // when it first failed; zero: it hasn't
-	// Last is when it last failed, and Delay how long it was to wait then, unless it was replayed
-	// since.
+	// Last is when it last failed, and Delay how long it had to wait then. Both are zero if it was
+	// replayed since.
 	Last  time.Time
 	Delay time.Duration
 }
@@ -43,13 +42,13 @@ type Attempt struct {
 
 // Decision is what to do about it.
 type Decision struct {
-	// Discard says that the message counts as handled. Reason is why it isn't retried, and Err
-	// the error to give up with. Reason is empty for a retry.
+	// Discard: the message is acknowledged in spite of its error. Reason is why the message isn't
+	// retried, and Err the error for its dead letter. Reason is empty for a retry.
 	Discard bool
 	Reason  string
 	Err     error
-	// A retry comes after Delay, which Asked says the handler named. Counted says that it uses
-	// up one of the policy's retries.
+	// Delay is how long a retry waits. Asked: the handler requested it. Counted: the retry counts
+	// towards the policy's MaxRetries.
 	Delay          time.Duration
 	Asked, Counted bool
 }

@@ -13,19 +13,18 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// addresses holds the addresses behind host names at which a connection was made, and no broker
-// answered. A name may have several, such as that of a headless Service in Kubernetes, and Go
-// connects to the first that accepts. So the next attempt passes over those that have failed while
-// there are others. A nil *addresses holds none.
+// addresses remembers the IP addresses that accepted a connection, but where no broker answered. A host name may
+// have several addresses, such as that of a headless Service in Kubernetes, and Go connects to the first that
+// accepts. So the next attempt skips those that have failed if there are others. A nil *addresses remembers none.
 type addresses struct {
 	mu     sync.Mutex
-	failed []string // IP address and port; the last one failed last
+	failed []string // IP addresses with ports, guarded by mu; the last one failed last
 }
 
-// maxFailed is how many addresses are held. Where nodes come and go, there may be any number.
+// maxFailed bounds how many addresses are remembered: where nodes come and go, there may be any number.
 const maxFailed = 64
 
-// errPassedOver is why an address isn't dialed.
+// errPassedOver is the error for an address that is skipped.
 var errPassedOver = errors.New("no broker answered at this address before")
 
 // fail notes that no broker answered at an address.
@@ -68,9 +67,8 @@ func (a *addresses) snapshot() []string {
 	return slices.Clone(a.failed)
 }
 
-// dial connects to host:port, at an address that hasn't failed if there is one that accepts. Else
-// those that failed get another chance, first all but the last one, so that they take turns; not if
-// fresh is set.
+// dial connects to host:port. It prefers an address that hasn't failed. If none of those accepts, it tries the
+// failed ones again, unless fresh is set: first all but the one that failed last, so that they take turns.
 func (a *addresses) dial(ctx context.Context, d net.Dialer, hostPort string, fresh bool) (net.Conn, error) {
 	failed := a.snapshot()
 	for {
@@ -96,8 +94,8 @@ func (a *addresses) dial(ctx context.Context, d net.Dialer, hostPort string, fre
 	}
 }
 
-// again returns which of several addresses to pass over when no other accepts: the one that failed
-// last. The others are forgotten. If there is one, it gets another chance itself.
+// again returns which of the skipped addresses to skip once more, after no other accepted: the one that failed last.
+// It forgets the others. A single address isn't skipped again.
 func (a *addresses) again(passed []string) []string {
 	if len(passed) < 2 {
 		return nil
@@ -114,14 +112,14 @@ func (a *addresses) again(passed []string) []string {
 	return []string{last}
 }
 
-// atAddress reports whether another address may do better: what was refused there is refused by all
-// nodes of a cluster.
+// atAddress reports whether another address of the host may work after err. It doesn't if the broker has refused
+// something, because all nodes of a cluster refuse the same.
 func atAddress(err error) bool {
 	return errors.Is(err, failure.ErrUnreachable) || errors.Is(err, failure.ErrTLS)
 }
 
-// more reports whether to dial an endpoint once more, after tries of them. The last one failed with
-// err. The host must have more addresses than that, and one that hasn't failed.
+// more reports whether to dial an endpoint once more after so many tries. err is the error of the last one. The
+// host must have more addresses than that, and at least one that hasn't failed.
 func (a *addresses) more(ctx context.Context, ep Endpoint, cfg DialConfig, tries int, err error) bool {
 	failed := a.snapshot()
 	if len(failed) == 0 || cfg.Dial != nil || !atAddress(err) {

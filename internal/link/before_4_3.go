@@ -7,8 +7,8 @@ import (
 	"github.com/hopback/hopback/internal/oldbroker"
 )
 
-// channelRest is how long a channel is kept out of use once a session on it has ended,
-// where RabbitMQ forgets the old session only some time after it has sent its end.
+// channelRest is how long a channel isn't used after a session on it has ended, for brokers that forget the
+// session only some time after they have sent its end.
 const channelRest = 250 * time.Millisecond
 
 func restChannels(conn *engine.Conn, old oldbroker.Quirks) {

@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// Blockage reports whether the broker takes messages on a connection. A blockage that
-// lasts is logged, too. It is there before the connection's first session, and reports
-// nothing until start.
+// Blockage tracks whether the broker accepts messages on a connection. Between Start and end it reports changes to
+// an Observer, and logs a blockage that lasts. A nil *Blockage is never blocked.
 type Blockage struct {
 	Log *slog.Logger
 
+	// mu guards the fields below.
 	mu       sync.Mutex
 	at       Place
 	observer Observer      // nil before Start, and after end
-	since    time.Time     // zero: the broker takes messages
-	spent    time.Duration // in blockages that are over
-	timer    *time.Timer   // to log it; nil unless it is blocked
-	logged   bool
+	since    time.Time     // when the blockage began; zero: the broker accepts messages
+	spent    time.Duration // the sum of the blockages that are over
+	timer    *time.Timer   // logs the blockage; nil if there is none, or no observer
+	logged   bool          // the blockage was logged, so its end will be, too
 }
 
 // noticeAfter is how long a blockage must last to be logged.
 const noticeAfter = 3 * time.Second
 
-// Notify is called on the goroutine that reads from the broker.
+// Notify is called on the goroutine that reads from the connection.
 func (b *Blockage) Notify(blocked bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -50,8 +50,7 @@ func (b *Blockage) Notify(blocked bool) {
 	}
 }
 
-// Start is called when the connection is the live one: what was seen before is
-// reported now.
+// Start is called when the connection has become live. It reports a blockage that began before.
 func (b *Blockage) Start(at Place, o Observer) {
 	if b == nil {
 		return
@@ -93,7 +92,7 @@ func (b *Blockage) blockedSince() time.Time {
 	return b.since
 }
 
-// total is for how long the broker has taken no messages on the connection.
+// total returns for how long the broker has accepted no messages on the connection.
 func (b *Blockage) total() time.Duration {
 	if b == nil {
 		return 0

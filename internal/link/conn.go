@@ -15,69 +15,70 @@ import (
 )
 
 const (
-	// tcpTimeout finds a black hole soon; a broker answers a SYN at once.
+	// tcpTimeout is short because a broker answers a SYN at once: no answer means that packets are dropped.
 	tcpTimeout = 4 * time.Second
-	// LinkTimeout bounds opening a session or a link. A broker that doesn't
-	// answer in that time counts as lost.
+	// LinkTimeout bounds opening a session, or a link that doesn't wait for a queue. A broker that
+	// doesn't answer in that time counts as lost.
 	LinkTimeout = 15 * time.Second
-	// attachTimeout bounds attaching a receiver, which waits for the queue, and not
-	// for the connection alone: RabbitMQ asks each replica of a quorum queue for up
-	// to 30 s before it gives up and ends the session.
+	// attachTimeout bounds attaching a receiver. It is long because RabbitMQ waits for the queue:
+	// it asks each replica of a quorum queue for up to 30 s before it ends the session.
 	attachTimeout = 2 * time.Minute
 	// MaxSessions is how many sessions a connection carries, which is RabbitMQ's default
-	// (session_max_per_connection). A broker may allow fewer. It ends the connection over
-	// one more.
+	// (session_max_per_connection). A broker may allow fewer. It closes a connection that opens one
+	// more.
 	MaxSessions = 64
 	// MaxName is how many bytes a connection's name may have.
 	MaxName = 255
 )
 
-// Wire is one live connection: one generation of a Conn.
+// Wire is one AMQP connection. When it is lost, its pool opens another. Its fields don't change once it is open,
+// except for those that are atomic or say what guards them.
 type Wire struct {
-	generation uint64
+	generation uint64 // its number in the pool; pooledConn.begin sets it before the Wire has users
 	maxMessage uint64 // DialConfig.MaxMessageSize
 	endpoint   Endpoint
 	AMQP       *engine.Conn
 	Net        net.Conn
 	Blockage   *Blockage
-	intakes    intakes
-	Version    string // of the broker; "": it doesn't say
-	Node       string // the broker's
+	intakes    intakes // for the goroutine that reads from the connection
+	Version    string  // of the broker; "": it doesn't say
+	Node       string  // the broker's
 	Old        oldbroker.Quirks
 	login      *userid.Login
 	expires    time.Time             // of the token that it logged in with; zero: never
 	Limit      int                   // sessions that it can carry
 	sessions   atomic.Int64          // that are open
-	Spare      chan struct{}         // has one for each session of the machinery itself
-	heard      atomic.Uint64         // answers to messages, and deliveries
-	GivenUp    atomic.Pointer[error] // why; another endpoint is to be tried first
-	question   struct {
+	Spare      chan struct{}         // holds one element for each open session of the client itself
+	heard      atomic.Uint64         // counts answers to messages, and deliveries
+	GivenUp    atomic.Pointer[error] // why giveUp closed it; nil: it didn't
+	// question is the one that answering asks the broker.
+	question struct {
 		sync.Mutex
-		answered chan struct{} // closed when it is; nil: nobody asks
+		answered chan struct{} // closed when the broker has answered; nil: it isn't asked
 	}
 	// Ctx ends when the connection does. It has no deadline.
 	Ctx    context.Context
-	Cancel context.CancelFunc
+	cancel context.CancelFunc
 }
 
-// Says returns what the broker says of itself as it opens a connection, such as "product"; "": nothing.
+// Says returns a property of the broker's open frame, such as "product". It returns "" if there is none, or if
+// it isn't a text.
 func (w *Wire) Says(property string) string {
 	v, _ := w.AMQP.Peer().Properties.Get(property)
 	s, _ := v.(string)
 	return s
 }
 
-// fail ends the connection at once, without the close handshake that a broker
-// which doesn't answer would delay.
+// fail closes the network connection without AMQP's close, which a broker that doesn't answer would delay.
 func (w *Wire) fail() { _ = w.Net.Close() }
 
-// giveUp ends a connection whose broker doesn't answer: another endpoint is tried first.
+// giveUp closes a connection whose broker doesn't answer. The pool then tries the next endpoint first.
 func (w *Wire) giveUp(why error) {
 	w.GivenUp.CompareAndSwap(nil, &why)
 	w.fail()
 }
 
-// over is why the connection has ended.
+// over returns why the connection has ended.
 func (w *Wire) over() error {
 	if err := w.AMQP.Err(); err != nil {
 		return transport(err)
@@ -85,7 +86,7 @@ func (w *Wire) over() error {
 	return net.ErrClosed
 }
 
-// lost is the error of a connection that has ended.
+// lost returns the error of a connection that has ended, as users get it.
 func (w *Wire) lost() error {
 	why := w.over()
 	if given := w.GivenUp.Load(); given != nil {
@@ -94,9 +95,9 @@ func (w *Wire) lost() error {
 	return failure.NewError("connection", w.endpoint.Shown, failure.ErrConnectionLost, why)
 }
 
-// Answered runs an operation that waits for the broker, which has limit for its answer; else it
-// counts as lost. After an error nothing is open: what the broker opens behind the end of
-// ctx, the engine ends.
+// Answered calls open, which waits for an answer of the broker. If there is none within limit, the connection
+// counts as lost. After an error nothing stays open: if the broker opens something after ctx has ended, the
+// engine closes it.
 func (w *Wire) Answered(ctx context.Context, limit time.Duration, open func(ctx context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -113,30 +114,27 @@ func (w *Wire) Answered(ctx context.Context, limit time.Duration, open func(ctx 
 	return transport(err)
 }
 
-// close ends the connection in order, within ctx.
+// close closes the connection with AMQP's close, within ctx.
 func (w *Wire) close(ctx context.Context) {
 	_ = w.AMQP.Close(ctx)
-	w.Cancel()
+	w.cancel()
 }
 
-// sessionDeliveries is after how many deliveries a session is replaced: half of those that
-// have a delivery-id, which is 32 bits wide. This end's ids wrap, and what RabbitMQ's do after
-// 2³² deliveries nobody has seen.
+// sessionDeliveries is after how many deliveries a session is replaced: at half of the delivery-ids, which have
+// 32 bits. This end's ids wrap around. Whether RabbitMQ's do isn't known.
 const sessionDeliveries = 1 << 31
 
-// MaxSpare is how many sessions of a connection are kept for the machinery: the
-// management, its request that goes alone, the renewal of a token, the questions for
-// the broker's time and for a sign of life.
+// MaxSpare is how many sessions of a connection are kept for the client itself: management requests, the request
+// that needs a separate session, token renewals, and the questions for the broker's time and for a sign of life.
 const MaxSpare = 4
 
-// spareSessions is how many sessions nobody can reserve where the broker allows limit.
+// spareSessions is how many of limit sessions can't be reserved.
 func spareSessions(limit int) int { return min(MaxSpare, max(limit/2, 1)) }
 
-// CloseTimeout bounds the orderly closing of a link or session, which the broker
-// answers at once if it answers at all.
+// CloseTimeout bounds closing a link, a session, or a connection. A broker answers that at once, if at all.
 const CloseTimeout = 5 * time.Second
 
-// closeWire ends a connection that isn't wanted, without waiting long.
+// closeWire closes a connection that isn't needed. It waits for CloseTimeout at most.
 func closeWire(w *Wire) {
 	ctx, cancel := context.WithTimeout(context.Background(), CloseTimeout)
 	defer cancel()

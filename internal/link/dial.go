@@ -18,24 +18,24 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// DialConfig is what a connection is made with. Config documents what users can set.
+// DialConfig configures how connections are opened. client.Config documents what users can set.
 type DialConfig struct {
 	Name           string
 	TLS            *tls.Config
 	Dial           func(ctx context.Context, network, address string) (net.Conn, error)
-	Resolver       *net.Resolver // of host names, without Dial; nil: the default
+	Resolver       *net.Resolver // for host names, if Dial is nil; nil: the default
 	ConnectTimeout time.Duration
 	IdleTimeout    time.Duration
 	Impersonator   bool
 	MaxMessageSize uint64 // of messages that are kept whole: see Arrival.Size; 0: 512 MiB
 	Log            *slog.Logger
-	Settled        func(n int) // reports ranges of settlements; nil: nobody listens
+	Settlements    engine.Settlements // nil: nobody listens
 
-	addresses *addresses // of the pool
-	fresh     bool       // pass over all addresses that have failed
+	addresses *addresses // of the pool, which all its connections share
+	fresh     bool       // skip all addresses that have failed
 }
 
-// Dial makes one connection to one endpoint.
+// Dial opens a connection to an endpoint.
 func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
 	defer cancel()
@@ -55,7 +55,7 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 		Response:    sasl.response(),
 		IdleTimeout: cfg.IdleTimeout,
 		MaxSessions: MaxSessions,
-		Settled:     cfg.Settled,
+		Settlements: cfg.Settlements,
 		Properties: frames.Map{
 			{Key: frames.Symbol("connection_name"), Value: cfg.Name},
 			{Key: frames.Symbol("product"), Value: "hopback"},
@@ -81,7 +81,7 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 	w.Version, w.Node = w.Says("version"), w.Says("node")
 	w.intakes.notify = w.Blockage.Notify
 	w.Spare = make(chan struct{}, spareSessions(w.Limit))
-	w.Ctx, w.Cancel = context.WithCancel(context.Background())
+	w.Ctx, w.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(w.Ctx, w.Blockage.end)
 	w.Old = oldbroker.Of(oldbroker.Version(w.Version).AtLeast)
 	restChannels(conn, w.Old)
@@ -89,17 +89,16 @@ func Dial(ctx context.Context, ep Endpoint, cfg DialConfig) (*Wire, error) {
 	return w, nil
 }
 
-// noToken is the error of a token source.
+// noToken returns the error of a connection whose token source failed.
 func noToken(ep Endpoint, err error) error {
 	return failure.MarkPassing(&failure.Error{Op: "connect", Target: ep.Shown, Kind: failure.ErrAuthentication, Text: "no OAuth 2 token: " + failure.Readable(err.Error()), Err: err})
 }
 
 // patience is how long a broker may leave the client without an answer: idle, or less if the broker
-// is quicker to close a silent connection. asked is its idle-time-out. RabbitMQ asks for half of its
-// setting heartbeat, and closes the connection after two to three times that setting. Then other
-// consumers get what this one held, so this end must have noticed before. It takes up to 1.5 times the
-// patience for that, and up to 2.5 times if a large message is stuck. So the patience is two thirds of
-// heartbeat at most.
+// is quicker to close a silent connection. asked is the broker's idle-time-out: RabbitMQ asks for half of its
+// setting heartbeat, and closes the connection after two to three times that setting. Other consumers then
+// get what this one held, so this end must notice first. That takes up to 1.5 times the patience, and up
+// to 2.5 times if a large message is stuck. So the patience is at most two thirds of heartbeat.
 func patience(idle, asked time.Duration) time.Duration {
 	const least = 2 * time.Second
 	if asked <= 0 {
@@ -108,7 +107,7 @@ func patience(idle, asked time.Duration) time.Duration {
 	return min(idle, max(asked*4/3, least))
 }
 
-// dialEndpoint makes the network connection to an endpoint, with TLS if it has that.
+// dialEndpoint opens the network connection to an endpoint, with TLS for amqps.
 func dialEndpoint(ctx context.Context, ep Endpoint, cfg DialConfig) (net.Conn, error) {
 	raw, err := dialNetwork(ctx, ep.address, cfg)
 	if err != nil {
@@ -137,16 +136,16 @@ func dialEndpoint(ctx context.Context, ep Endpoint, cfg DialConfig) (net.Conn, e
 	return raw, nil
 }
 
-// fail notes that no broker answered on a connection, so that another address of its host is tried
-// before. Config.Dial chooses among addresses itself.
+// fail notes that no broker answered on a connection, so that other addresses of its host are tried first.
+// It does nothing with Config.Dial, which chooses addresses itself.
 func (cfg DialConfig) fail(raw net.Conn) {
 	if cfg.Dial == nil && raw != nil {
 		cfg.addresses.fail(raw.RemoteAddr(), cfg.Log)
 	}
 }
 
-// dialNetwork opens the network connection. It returns when ctx ends, even if Config.Dial
-// doesn't.
+// dialNetwork opens a network connection. It returns when ctx ends, even if Config.Dial doesn't; a connection
+// that Config.Dial returns later is closed.
 func dialNetwork(ctx context.Context, address string, cfg DialConfig) (net.Conn, error) {
 	if cfg.Dial == nil {
 		return cfg.addresses.dial(ctx, net.Dialer{Timeout: min(tcpTimeout, cfg.ConnectTimeout), Resolver: cfg.Resolver}, address, cfg.fresh)

@@ -26,8 +26,7 @@ func connectError(ep Endpoint, err error) error {
 	case handshake != nil && handshake.Refused:
 		e.Kind, e.Text = failure.ErrAuthentication, refusedLogin(ep.sasl, handshake)
 	case remoteAlert(err):
-		// With TLS 1.3 the broker's verdict on our certificate comes behind the
-		// handshake.
+		// With TLS 1.3 the broker refuses a client certificate only after the handshake.
 		e.Kind, e.Text = failure.ErrTLS, withRemedy(ep, err)
 	case handshake != nil && handshake.Phase == engine.PhaseOpen && !errors.Is(err, context.DeadlineExceeded):
 		openError(e, ep, handshake)
@@ -48,7 +47,7 @@ func connectError(ep Endpoint, err error) error {
 	return e
 }
 
-// refusedLogin is what a user can do about a login that the broker refuses.
+// refusedLogin returns the text for a login that the broker refuses, with what the user can do.
 func refusedLogin(login Credentials, why *engine.HandshakeError) string {
 	switch {
 	case len(why.Offered) > 0 && login.Mechanism == "EXTERNAL":
@@ -67,12 +66,11 @@ func refusedLogin(login Credentials, why *engine.HandshakeError) string {
 	return text
 }
 
-// silentClose is how long RabbitMQ waits at most before it closes the socket over an open that it
-// refuses, less a second: it waits for 3 s. A socket that ends earlier has ended for another reason
-// (TestABrokerTakesItsTimeToRefuseAVirtualHost).
+// silentClose is a second less than RabbitMQ waits before it closes the socket because it refuses the open frame,
+// which is 3 s. A socket that is closed earlier has another reason (TestABrokerTakesItsTimeToRefuseAVirtualHost).
 const silentClose = 2 * time.Second
 
-// openError distinguishes why a connection isn't opened once the broker knows the user.
+// openError sets the kind and the text of e, for a connection that the broker doesn't open after the login.
 func openError(e *failure.Error, ep Endpoint, why *engine.HandshakeError) {
 	cause := failure.Clip(failure.Readable(why.Unwrap().Error()), 200)
 	ended := hasEnded(why.Err) || errors.Is(why.Err, engine.ErrNoReason)
@@ -102,7 +100,7 @@ func openError(e *failure.Error, ep Endpoint, why *engine.HandshakeError) {
 	}
 }
 
-// hasEnded reports whether err is that the network connection has ended.
+// hasEnded reports whether err means that the network connection has ended.
 func hasEnded(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) || errors.As(err, new(net.Error))
 }
@@ -116,7 +114,7 @@ func refusesVirtualHost(remote *frames.Error) bool {
 	return false
 }
 
-// redirectedTo is the address that a redirect names.
+// redirectedTo returns the address that a redirect names.
 func redirectedTo(remote *frames.Error) string {
 	text := func(key frames.Symbol) string {
 		v, _ := remote.Info.Get(string(key))
@@ -134,7 +132,7 @@ func redirectedTo(remote *frames.Error) string {
 
 const remedyPort = "correct the port of the URL: by default it is 5672 for amqp://, and 5671 for amqps://"
 
-// anotherProtocol names the protocol of a port that doesn't speak AMQP 1.0.
+// anotherProtocol returns the text for a port that doesn't speak AMQP 1.0, with the protocol that it speaks.
 func anotherProtocol(err error) string {
 	var got string
 	if e, ok := errors.AsType[*frames.ProtocolError](err); ok {
@@ -152,7 +150,7 @@ func anotherProtocol(err error) string {
 // remedyBroker is for endpoints that have worked, so that the URL is right.
 const remedyBroker = "check whether the broker is running, and the network"
 
-// withRemedy is the text of an error of the network or of TLS, with what a user can do.
+// withRemedy returns the text of a network or TLS error, with what the user can do.
 func withRemedy(ep Endpoint, err error) string {
 	remedy := "correct the host and the port of the URL, or check the network"
 	dns, _ := errors.AsType[*net.DNSError](err)
@@ -185,7 +183,7 @@ func aboutNetwork(err error) bool {
 		!errors.As(err, new(x509.UnknownAuthorityError)) && !errors.As(err, new(x509.HostnameError)) && !remoteAlert(err)
 }
 
-// alertRemedy is what a user can do when the broker ends the TLS handshake with an alert. text is that of
+// alertRemedy returns what the user can do after the broker ended the TLS handshake with an alert. text is that of
 // crypto/tls.
 func alertRemedy(text string) string {
 	switch {
@@ -201,8 +199,7 @@ func alertRemedy(text string) string {
 	return "the broker refused the TLS handshake, and its log says why"
 }
 
-// remoteAlert says whether the broker has refused something in TLS: crypto/tls has no
-// type for that.
+// remoteAlert reports whether the broker has refused something in TLS. crypto/tls has no type for that.
 func remoteAlert(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "remote error"

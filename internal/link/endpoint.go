@@ -20,16 +20,18 @@ type Endpoint struct {
 	tls     bool
 	sasl    Credentials
 	Shown   string // for people: without the password
-	// raw holds what the client knows about the user on the connections of package dedicated.
+	// raw is what is known about the user on the connections of package dedicated.
 	raw *userid.Login
-	// worked is set once a connection was made to this endpoint; nil outside of a pool. Then errors
-	// don't suggest that the URL may be wrong.
+	// worked is set once a connection to this endpoint was opened. From then on, errors don't suggest
+	// that the URL may be wrong. It is nil outside of a pool.
 	worked *atomic.Bool
 }
 
-// hasWorked reports whether a connection was made to this endpoint before.
+// hasWorked reports whether a connection to this endpoint was opened before.
 func (ep Endpoint) hasWorked() bool { return ep.worked != nil && ep.worked.Load() }
 
+// ParseEndpoint parses a URL, or returns an *argument.Error for the argument with this name. sasl, unless it is
+// zero, is used in place of the URL's user and password.
 func ParseEndpoint(name, raw string, sasl Credentials) (Endpoint, error) {
 	const remedy = "use amqp://user:password@host:5672/vhost, or amqps:// for TLS, with reserved characters percent-encoded"
 	raw = strings.TrimSpace(raw) // a file or a secret often ends with a newline
@@ -41,11 +43,11 @@ func ParseEndpoint(name, raw string, sasl Credentials) (Endpoint, error) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		// The error repeats the URL, password and all: keep its kind only.
+		// The error isn't kept, because it repeats the URL with its password.
 		return Endpoint{}, argument.New(name, nil, "isn't a URL", remedy)
 	}
-	// A password with a bare "/", "?", "#" or "@" ends up in the path, the query or
-	// the host; without a scheme, it is the opaque part: none of them is repeated.
+	// An unescaped "/", "?", "#", or "@" moves a part of the password into the path, the query, or the
+	// host, and without a scheme it is in the opaque part. So errors repeat none of these.
 	if u.Opaque != "" || strings.Count(raw, "@") > 1 || (u.User == nil && strings.Contains(raw, "@")) {
 		return Endpoint{}, argument.New(name, nil, "isn't an AMQP URL", remedy)
 	}
@@ -98,7 +100,7 @@ func ParseEndpoint(name, raw string, sasl Credentials) (Endpoint, error) {
 	return ep, nil
 }
 
-// severalHosts reports whether raw lists hosts or URLs, separated by commas, as other clients accept it.
+// severalHosts reports whether raw lists several hosts or URLs, separated by commas, which other clients accept.
 func severalHosts(raw string) bool {
 	_, rest, found := strings.Cut(raw, "://")
 	if !found {
@@ -109,8 +111,8 @@ func severalHosts(raw string) bool {
 	return strings.Contains(host, ",") || strings.Contains(path, ",amqp://") || strings.Contains(path, ",amqps://")
 }
 
-// user is what the client knows about the user before the broker has answered anything. It
-// doesn't know the user of a token or a certificate.
+// user returns what is known about the user before the broker has answered: nothing if the user is in a token or a
+// certificate.
 func (ep Endpoint) user(impersonator bool) *userid.Login {
 	name := ep.sasl.user
 	if ep.sasl.Mechanism != "PLAIN" || ep.sasl.Oauth2 {

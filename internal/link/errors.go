@@ -9,8 +9,7 @@ import (
 	"github.com/hopback/hopback/internal/frames"
 )
 
-// transportError is why a link, a session or a connection has ended. Users match it by the
-// types of go-amqp.
+// transportError is why a link, a session, or a connection has ended. Users match it by go-amqp's types.
 type transportError struct {
 	scope error // an *amqp.LinkError, *amqp.SessionError or *amqp.ConnError
 	err   error // the engine's
@@ -19,7 +18,7 @@ type transportError struct {
 func (e *transportError) Error() string   { return e.err.Error() }
 func (e *transportError) Unwrap() []error { return []error{e.scope, e.err} }
 
-// transport gives an error of the engine the types of go-amqp. Other errors stay as they are.
+// transport gives an error of the engine go-amqp's types. It returns other errors unchanged.
 func transport(err error) error {
 	ended, ok := errors.AsType[*engine.Error](err)
 	if !ok {
@@ -35,10 +34,10 @@ func transport(err error) error {
 	return &transportError{&amqp.ConnError{RemoteErr: remote}, err}
 }
 
-// EndedConnection reports whether err is the end of a link because its connection has ended.
+// EndedConnection reports whether a link that has ended with err did so because its connection has ended.
 func EndedConnection(err error) bool { return errors.As(err, new(*amqp.ConnError)) }
 
-// remoteError is an error of the broker's in go-amqp's type; nil stays nil.
+// remoteError converts an error that the broker sent to go-amqp's type; nil stays nil.
 func remoteError(e *frames.Error) *amqp.Error {
 	if e == nil {
 		return nil
@@ -55,7 +54,7 @@ func remoteError(e *frames.Error) *amqp.Error {
 	return remote
 }
 
-// plainMap is the properties of a link or a flow.
+// plainMap converts the properties of a link or a flow, without the keys that aren't texts.
 func plainMap(m frames.Map) map[string]any {
 	all := make(map[string]any, len(m))
 	for _, x := range m {
@@ -66,8 +65,7 @@ func plainMap(m frames.Map) map[string]any {
 	return all
 }
 
-// plain is a value as go-amqp reads it, for the types that RabbitMQ has in what isn't a
-// message.
+// plain converts a value to what go-amqp decodes it to, for the types that RabbitMQ uses outside of messages.
 func plain(v any) any {
 	switch v := v.(type) {
 	case frames.Symbol:

@@ -5,33 +5,31 @@ import (
 	"time"
 )
 
-// Intake says whether the broker takes messages on a session. While RabbitMQ has a memory or
-// disk alarm it doesn't: it sends an incoming-window of 0, in a flow, or in the begin of a
-// session that is opened during that time. Senders stop at once.
+// Intake reports whether the broker accepts messages on a session. During a memory or disk alarm RabbitMQ doesn't:
+// it sends an incoming-window of 0 in a flow, or in the begin of a new session. Senders stop at once.
 type Intake struct {
 	state atomic.Pointer[intakeState]
-	begun bool // it is counted in intakes
+	begun bool // it is counted in intakes; for the goroutine that reads from the connection
 }
 
-// intakeState is the state of an intake at one moment.
+// intakeState is the state of an Intake until it changes. It is immutable.
 type intakeState struct {
 	Blocked bool
 	Since   time.Time     // when it became blocked
-	Changed chan struct{} // closed when another state takes its place
+	Changed chan struct{} // closed when the state has changed
 }
 
-// NewIntake returns one that isn't blocked.
+// NewIntake returns an Intake that isn't blocked.
 func NewIntake() *Intake {
 	i := &Intake{}
 	i.state.Store(&intakeState{Changed: make(chan struct{})})
 	return i
 }
 
-// Now is the present state. It is never nil, and doesn't change.
+// Now returns the current state. It is never nil.
 func (i *Intake) Now() *intakeState { return i.state.Load() }
 
-// Set changes the state, and says whether that is a change. It is called by one
-// goroutine at a time.
+// Set sets the state, and reports whether it changed. Only one goroutine at a time may call it.
 func (i *Intake) Set(blocked bool) bool {
 	was := i.Now()
 	if was.Blocked == blocked {
@@ -46,18 +44,18 @@ func (i *Intake) Set(blocked bool) bool {
 	return true
 }
 
-// intakes are those of a connection's sessions. Its methods are called on the goroutine that
-// reads from the connection.
+// intakes sums up the Intakes of a connection's sessions. Only the goroutine that reads from the connection uses
+// it.
 type intakes struct {
-	// notify is called with true when some session is blocked, and with false when none is and
-	// one is open: the end of the last session says nothing of an alarm. It must not block.
+	// notify is called with true when the first session is blocked, and with false when none is blocked
+	// and one is open: the end of the last session doesn't mean that an alarm is over. It must not block.
 	notify func(blocked bool)
 
-	open, blocked int
-	notified      bool
+	open, blocked int  // sessions
+	notified      bool // what notify was called with last
 }
 
-// set notes whether a session is blocked. The first time, the session has begun.
+// set notes whether a session is blocked. Its first call for a session counts it as open.
 func (n *intakes) set(i *Intake, blocked bool) {
 	if !i.begun {
 		i.begun = true
@@ -73,7 +71,7 @@ func (n *intakes) set(i *Intake, blocked bool) {
 	n.report()
 }
 
-// remove is called when a session has ended.
+// remove removes a session that has ended.
 func (n *intakes) remove(i *Intake) {
 	if !i.begun {
 		return

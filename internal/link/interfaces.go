@@ -14,125 +14,129 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// The interfaces between this package's machinery and the engine. Consumers, senders and the
-// management work on these, so that unit tests can put a link with faults in their place and
-// run in virtual time.
+// Consumers, senders, and management requests use the interfaces below. Package linktest implements them for unit
+// tests, with faults and in virtual time.
 
-// Session is one AMQP session: the unit that a fault takes down. Every consumer,
-// publisher and forwarder has its own.
+// Session is one AMQP session. RabbitMQ ends a whole session over many faults, so each consumer, publisher, and
+// forwarder has a separate one. Its methods are safe for concurrent use.
 type Session interface {
 	Receiver(ctx context.Context, source string, o ReceiverOptions) (ReceiverLink, error)
 	Sender(ctx context.Context, target string) (SenderLink, error)
-	// Broken is closed when the connection below has ended. The end of the
-	// session alone shows only in the errors of its links.
+	// Broken returns a channel that is closed when the connection has ended. If only the session has
+	// ended, its links return errors, and this channel stays open.
 	Broken() <-chan struct{}
-	// Exhaust is how much of its deliveries a session has used up: from 1 on it should
-	// be replaced by another, from 1.5 on it must be.
+	// Exhaust is how many deliveries the session has carried, as a fraction of what it should carry.
+	// From 1 on it should be replaced, from 1.5 on it must be.
 	Exhaust() float64
 	// Intake reports whether the broker accepts messages on this session.
 	Intake() *Intake
 	// Heard counts the answers and deliveries that have come over the session's
 	// connection: while it grows, the broker works.
 	Heard() uint64
-	// GiveUp ends the connection, since the broker doesn't answer, so that another
-	// endpoint is tried.
+	// GiveUp closes the connection because the broker doesn't answer. The next endpoint is tried first.
 	GiveUp()
-	// Answering says whether the broker answers within limit. It is asked for it.
+	// Answering asks the broker for an answer, and reports whether one came within limit.
 	Answering(ctx context.Context, limit time.Duration) bool
-	// Quirks are those of the broker.
-	Quirks() oldbroker.Quirks
-	// Login is what is known of the connection's user.
+	Quirks() oldbroker.Quirks // the broker's
+	// Login is what is known about the connection's user.
 	Login() *userid.Login
 	Close(ctx context.Context)
 }
 
-// Sessions is where a consumer's and a sender's sessions come from.
+// Sessions opens and closes the sessions of a consumer or a sender.
 type Sessions interface {
 	Open(ctx context.Context) (Session, error)
-	// Give returns a session that isn't wanted any more. intact says that the session
-	// surely hasn't ended.
+	// Give closes a session that isn't needed any more. intact: it is certain that the session hasn't
+	// ended.
 	Give(s Session, intact bool)
 }
 
-// ReceiverOptions are the options of a receiver in addition to its source. Its functions are
-// called on the goroutine that reads from the connection, and must not block.
+// ReceiverEvents hears what the broker does on a receiver's link. Its methods are called on the
+// goroutine that reads from the connection, and must not block.
+type ReceiverEvents interface {
+	// Revoked is called with the ids of deliveries, from first to last, that the broker has
+	// revoked before they were settled. Some may be unknown to the link.
+	Revoked(first, last uint32)
+	// State is called with the link state of each flow that has one.
+	State(state map[string]any)
+}
+
+// ReceiverOptions are the options of a receiver in addition to its source.
 type ReceiverOptions struct {
-	// Revoked, if not nil, is called with the ids of deliveries, from first to last, that the
-	// broker has revoked before they were settled. Some may be unknown to the link.
-	Revoked func(first, last uint32)
-	// State, if not nil, is called with the link state of each flow that has one.
-	State      func(map[string]any)
+	Events     ReceiverEvents // nil: nobody listens
 	Properties map[string]any
 	// MaxBytes bounds the encoded bytes of deliveries that were received and not released: the
-	// broker sends no more then, however much credit it has. A single larger delivery still arrives,
-	// alone. 0: there is no bound, and nothing is to be released. The bound is that of the session, so
-	// all of its links release.
+	// broker sends no more then, however much credit it has. A larger delivery still arrives, but
+	// alone. 0: there is no bound, and Release isn't needed. The bound is that of the session, so the
+	// users of all its links must call Release.
 	MaxBytes int64
 }
 
-// PrefetchBytes is the MaxBytes of links whose user can't set it, and the default of those whose user can.
+// PrefetchBytes is the default of ReceiverOptions.MaxBytes, and the value for links whose user can't set it.
 const PrefetchBytes = 64 << 20
 
-// ReceiverLink is a link with manual credit.
+// ReceiverLink receives deliveries, as many as it has credit for. Only one goroutine at a time may call Receive or
+// Prefetched, and one Drain or Claim. The other methods are safe for concurrent use.
 type ReceiverLink interface {
 	Receive(ctx context.Context) (Arrival, error)
-	// Prefetched returns a delivery that has come; false if none has.
+	// Prefetched returns a delivery that has arrived already; false if none has.
 	Prefetched() (Arrival, bool)
 	IssueCredit(n uint32) error
-	// Release says that so many bytes of deliveries, as Arrival.Kept counts them, aren't held any
-	// more.
+	// Release makes room for more deliveries: so many bytes, as Arrival.Kept counts them, aren't held
+	// any more.
 	Release(bytes int)
-	// Full reports whether the broker may send nothing until deliveries are released. It answers
-	// no drain either then, as long as it has messages for the link's credit.
+	// Full reports whether the broker may send nothing until deliveries are released. While it has
+	// messages for the link's credit, it doesn't answer a drain either.
 	Full() bool
-	// Drain returns when the broker has no credit left and all that it had sent
+	// Drain makes the broker use or drop the link's credit. It returns when all that the broker has sent
 	// has arrived.
 	Drain(ctx context.Context) error
 	// Claims reports whether the queue gives out parked messages by token.
 	Claims() bool
-	// Claim is Drain with more credit. First of all, the broker delivers the messages that are
-	// parked under the tokens. There are at most amqp.MaxClaims of them. came, if not nil, is called
-	// when deliveries have come in the meantime: a broker that may send no more bytes answers no drain.
+	// Claim is Drain with more credit. The broker first delivers the messages that are parked under
+	// the tokens, at most amqp.MaxClaims. came, if not nil, is called while Claim waits, when deliveries
+	// have arrived. It has to release some: a broker that may send no more bytes doesn't answer a drain.
+	// With came, Claim must not run at the same time as Receive.
 	Claim(ctx context.Context, credit uint32, tokens []string, came func()) error
-	// Settle returns at once: the broker confirms nothing.
+	// Settle doesn't wait: the broker doesn't confirm settlements.
 	Settle(id uint32, d Disposition) error
 	Close(ctx context.Context) error
 }
 
-// Arrival is a delivery as it comes.
+// Arrival is a received delivery.
 type Arrival struct {
 	Msg *amqp.Message
 	ID  uint32
-	// Unreadable says that msg can't be decoded: all it has is its encoded bytes as Data.
+	// Unreadable: Msg couldn't be decoded, and has the encoded bytes as Data.
 	Unreadable bool
 	// Size is how many bytes the encoded message has, and Kept how many of them were kept: fewer
-	// if the message is larger than DialConfig.MaxMessageSize. Then it is unreadable, and Msg has
-	// what is before the body.
+	// if the message is larger than DialConfig.MaxMessageSize. Then it is unreadable too, and Msg has
+	// the sections before the body.
 	Size uint64
 	Kept int
 }
 
-// SenderLink sends without waiting for the broker.
+// SenderLink sends without waiting for the broker. Its methods are safe for concurrent use.
 type SenderLink interface {
-	// Send takes m, and returns at once. to gets the answer, which may come before send
-	// returns. An error means that m isn't sent, and that there is no answer. lost says that it
-	// is the link's end; otherwise the error is about m.
+	// Send queues m and returns at once. to gets the broker's answer, which may come before Send
+	// returns. An error means that m isn't sent, and that there is no answer. If lost, the error is
+	// the end of the link; otherwise it is about m.
 	Send(m *amqp.Message, to Receipt) (x Sending, lost bool, err error)
 	Close(ctx context.Context) error
 }
 
-// Sending is a message that a link has taken. It isn't used once the answer has come.
+// Sending is a message that Send has queued. Don't use it after its answer.
 type Sending interface {
-	// Withdraw takes the message back if no part of it was sent, and reports whether none was, nor
-	// ever will be. There is no answer then, unless the link has ended: that one may still come.
+	// Withdraw removes the message if no part of it was sent, and reports whether none was or ever
+	// will be. Then it gets no answer, unless the link has ended: an answer about that may still come.
 	Withdraw() bool
 }
 
 // Receipt gets the broker's answer to a message.
 type Receipt interface {
 	// Answer is called once, on the goroutine that reads from the connection, and must not
-	// block. After an error there is no answer, and the broker may have the message, unless it
-	// is a *neverSent.
+	// block. If err isn't nil, the broker hasn't answered, and may have the message, unless err is a
+	// *NeverSent.
 	Answer(state amqp.DeliveryState, err error)
 }
 
@@ -142,12 +146,12 @@ type NeverSent struct{ Err error }
 func (e *NeverSent) Error() string { return e.Err.Error() }
 func (e *NeverSent) Unwrap() error { return e.Err }
 
-// ChanReceipt gets the error of an answer, or nil.
+// ChanReceipt is a Receipt that sends the answer's error, or nil, to a channel. The channel needs room for it.
 type ChanReceipt chan error
 
 func (c ChanReceipt) Answer(_ amqp.DeliveryState, err error) { c <- err }
 
-// Disposition is one of the four outcomes that AMQP has for a delivery.
+// Disposition is how a delivery is settled. hopback doesn't use rejected, AMQP's fourth outcome.
 type Disposition struct {
 	Kind        DispositionKind
 	Failed      bool             // modified: counts as a failed delivery
@@ -163,8 +167,8 @@ const (
 	DispositionModified
 )
 
-// AttachKind is what kind of failure to open a link err is: the broker's refusal,
-// or the loss of the link, session or connection.
+// AttachKind returns the kind of an error to attach a link: one for the broker's refusal, or
+// failure.ErrConnectionLost.
 func AttachKind(err error) error {
 	remote, ok := errors.AsType[*amqp.Error](err)
 	if !ok || remote == nil || errors.As(err, new(*amqp.ConnError)) {
@@ -173,14 +177,14 @@ func AttachKind(err error) error {
 	return condition.OfLink(string(remote.Condition), remote.Description)
 }
 
-// LinkRefused says whether err is the broker's refusal of one link, and of no
-// more. RabbitMQ 4.3 refuses a missing target so, 4.0 ends the session.
+// LinkRefused reports whether the broker has refused one link, and the session lives on. RabbitMQ 4.3 does so if
+// the target is missing. RabbitMQ 4.0 ends the session.
 func LinkRefused(err error) bool {
 	var e *amqp.Error
 	return errors.As(err, &e) && !errors.As(err, new(*amqp.SessionError)) && !errors.As(err, new(*amqp.ConnError))
 }
 
-// CloseSession ends a session, without waiting long for a broker that is gone.
+// CloseSession closes a session. It waits for CloseTimeout at most.
 func CloseSession(s Session) {
 	ctx, cancel := context.WithTimeout(context.Background(), CloseTimeout)
 	defer cancel()

@@ -9,16 +9,14 @@ import (
 	"github.com/hopback/hopback/internal/backoff"
 )
 
-// The broker's heartbeats prove that it can be heard, and nothing about the other
-// direction: what we send may be lost on its way for as long as TCP tries again, which
-// is a quarter of an hour. Only an answer proves that the broker receives. So when none
-// has come for half of Config.IdleTimeout, the broker is asked for one, and has the other
-// half for it.
+// The broker's heartbeats prove only one direction. What this end sends may be lost for as long as TCP tries
+// again, which is a quarter of an hour. Only an answer proves that the broker receives. So if none has come for
+// half of Config.IdleTimeout, the client asks for one, and the broker has the other half to answer.
 
 const errSilent silence = "the broker sends data but answers no requests: it hangs, or what the client sends doesn't arrive"
 
-// silence is why a connection is given up whose broker stays silent in some way. Each is amqp.ErrSilent, which is
-// the cause if nothing comes at all.
+// silence is the error of a connection that is closed because its broker is silent in some way. Each silence is
+// amqp.ErrSilent, the error if nothing comes at all.
 type silence string
 
 func (s silence) Error() string { return string(s) }
@@ -26,12 +24,12 @@ func (s silence) Error() string { return string(s) }
 // Is makes each silence amqp.ErrSilent.
 func (silence) Is(target error) bool { return target == engine.ErrSilent }
 
-// noAnswer is the silence of a broker that doesn't answer a request within limit.
+// noAnswer returns the silence of a broker that doesn't answer a request within limit.
 func noAnswer(limit time.Duration) silence {
 	return silence(fmt.Sprintf("the broker didn't answer within %v", limit))
 }
 
-// watchLife ends the connection when the broker answers nothing.
+// watchLife closes the connection if the broker answers nothing for idle.
 func (w *Wire) watchLife(idle time.Duration) {
 	for {
 		before := w.AMQP.Answers()
@@ -45,15 +43,13 @@ func (w *Wire) watchLife(idle time.Duration) {
 	}
 }
 
-// answerPeeks is how often a question's answer is checked. Checks are counted rather than
-// time measured: a process that was suspended has missed looks, and its answers lie in the
-// socket.
+// answerPeeks is how often answering checks for an answer before it gives up. It counts checks instead of
+// measuring time: a process that was suspended hasn't checked, and the answer may be in its socket.
 const answerPeeks = 4
 
-// answering says whether the broker answers within limit. It is asked for that: a session
-// begins and ends, which needs no permission, and works in an alarm. Callers that ask at the
-// same time share the question. If the connection has no room for a session, it is taken to
-// answer.
+// answering asks the broker for an answer, and reports whether one came within limit. It opens and closes a
+// session, which needs no permission and works during an alarm. Concurrent callers share the question. It also
+// returns true if the connection has no room for a session.
 func (w *Wire) answering(ctx context.Context, limit time.Duration) bool {
 	answers, writes := w.AMQP.Answers(), w.AMQP.Writes()
 	w.question.Lock()
@@ -83,13 +79,13 @@ func (w *Wire) answering(ctx context.Context, limit time.Duration) bool {
 		case <-peek.C:
 		}
 	}
-	// A slow network that is busy with a large message isn't silent.
+	// A slow network that is still sending a large message isn't silent.
 	now := w.AMQP.Writes()
 	busy := now != writes && now%2 == 1
 	return busy || w.AMQP.Answers() != answers
 }
 
-// ask returns when the broker has answered, or can't be asked.
+// ask returns when the broker has answered, or if there is no room for a session to ask with.
 func (w *Wire) ask() {
 	select {
 	case w.Spare <- struct{}{}:

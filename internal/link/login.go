@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// Credentials are what a connection logs in with. SASL is the public form.
+// Credentials are what a connection logs in with. client.SASL is the public form.
 type Credentials struct {
 	Mechanism      string
 	user, password string
@@ -17,17 +17,17 @@ type Credentials struct {
 	Source         TokenSource // OAuth 2 only: the password comes from it
 }
 
-// TokenSource returns an OAuth 2 access token, and when it expires. The zero time means that it isn't known.
+// TokenSource returns OAuth 2 access tokens. A zero expires means that the time isn't known.
 type TokenSource interface {
 	Token(ctx context.Context) (value string, expires time.Time, err error)
 }
 
-// PlainLogin are the credentials of a user with a password.
+// PlainLogin returns the Credentials of a user with a password.
 func PlainLogin(user, password string) Credentials {
 	return Credentials{Mechanism: "PLAIN", user: user, password: password}
 }
 
-// response is the initial response of the mechanism.
+// response returns the initial response of the mechanism.
 func (c Credentials) response() []byte {
 	if c.Mechanism == "EXTERNAL" {
 		return []byte{} // the certificate identifies the user
@@ -35,13 +35,12 @@ func (c Credentials) response() []byte {
 	return []byte("\x00" + c.user + "\x00" + c.password)
 }
 
-// maxToken is about what fits into the frame that logs in, which RabbitMQ 4.3 takes
-// up to 64 KiB of.
+// maxToken is about what fits into the frame that logs in: RabbitMQ 4.3 accepts up to 64 KiB.
 const maxToken = 60_000
 
 var errNoToken = errors.New("the token source returned no token")
 
-// next asks the source for a token. It returns when ctx ends, even if the source hangs.
+// next returns a token of the source. It returns when ctx ends, even if the source hangs.
 func (c Credentials) next(ctx context.Context) (token string, expires time.Time, err error) {
 	type result struct {
 		token   string
@@ -80,7 +79,7 @@ func (c Credentials) next(ctx context.Context) (token string, expires time.Time,
 	}
 }
 
-// login returns the credentials with a token in them, if they need one, and when that expires.
+// login returns the credentials with a new token as the password, if they have a Source, and when it expires.
 func (c Credentials) login(ctx context.Context) (_ Credentials, expires time.Time, err error) {
 	if c.Source != nil {
 		c.password, expires, err = c.next(ctx)

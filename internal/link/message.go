@@ -32,7 +32,7 @@ func arrived(d *engine.Delivery) Arrival {
 	return a
 }
 
-// annotationMap is what a disposition says in its annotations.
+// annotationMap returns annotations in the form that frames encodes.
 func annotationMap(all amqp.Annotations) (frames.Map, error) {
 	if len(all) == 0 {
 		return nil, nil
@@ -48,7 +48,7 @@ func annotationMap(all amqp.Annotations) (frames.Map, error) {
 	return m, nil
 }
 
-// direct says whether a value is of a type that go-amqp and frames write in the same way.
+// direct reports whether go-amqp and frames encode values of v's type in the same way.
 func direct(v any) bool {
 	switch v.(type) {
 	case string, bool, int64, int32, uint64, uint32:
@@ -57,7 +57,7 @@ func direct(v any) bool {
 	return false
 }
 
-// encodedMap has go-amqp encode annotations.
+// encodedMap is annotationMap for values of any type: go-amqp encodes them, and frames decodes the result.
 func encodedMap(all amqp.Annotations) (frames.Map, error) {
 	encoded, err := (&amqp.Message{Annotations: all}).MarshalBinary()
 	if err != nil {

@@ -12,53 +12,54 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// Pool holds the AMQP connections of a Conn, one or several, and rebuilds each whenever it is
-// lost. Users reserve session slots on them: see pool_slot.go. The first connection stays until
-// the pool is closed. The pool opens a further one when no connection has a free slot, and
-// closes it once all its slots have been free for a while.
+// Pool has the AMQP connections of a client.Conn, and rebuilds each that is lost. Users reserve session slots on
+// them: see pool_slot.go. The first connection stays until the pool is closed. The pool opens another one when no
+// connection has a free slot, and closes it once all its slots have been free for a while.
 type Pool struct {
 	cfg       PoolConfig
 	endpoints []Endpoint
-	// Connect is dial, idleAfter is pooledIdle, and renewAfter is sessionDeliveries, but in tests.
+	// Connect is Dial, IdleAfter is pooledIdle, and RenewAfter is sessionDeliveries. Only tests set others,
+	// before they use the Pool.
 	Connect    func(context.Context, Endpoint, DialConfig) (*Wire, error)
 	IdleAfter  time.Duration
 	RenewAfter uint64
 
-	// Ctx ends when all users of the connections have stopped.
+	// Ctx ends when all users of the connections have stopped, before the connections are closed.
 	Ctx    context.Context
-	Cancel context.CancelFunc
-	// expedite ends when a Close has no time left.
+	cancel context.CancelFunc
+	// expedite ends when Close has no time left.
 	expedite context.Context
 	cutOff   context.CancelFunc
-	// Closing is closed by beginClose: the pool opens and closes no further connections then.
+	// Closing is closed by BeginClose. From then on the pool neither opens connections nor closes idle ones.
 	Closing    chan struct{}
-	Background sync.WaitGroup // see inBackground; added to with mu held, before closing is closed
+	Background sync.WaitGroup // see InBackground; Add is called with Mu held, before Closing is closed
 
+	// Mu guards the fields below, and those of the connections and reservations that say so.
 	Mu         sync.Mutex
 	nodes      []string      // the node that each endpoint led to last
 	Conns      []*pooledConn // the first is always there; replaced, never changed in place
-	changed    chan struct{} // closed and renewed whenever a connection is up, down, new or gone
-	generation uint64        // connections made
+	changed    chan struct{} // closed and replaced whenever a connection is up, lost, new, or removed
+	generation uint64        // how many connections were opened
 	connected  bool          // all connections were up at the last change
 	since      time.Time     // when connected last changed
-	growing    *growth       // nil: no further connection is being opened
-	Refusal    error         // why the last one wasn't opened; holds for backoff.Min
-	refusedAt  time.Time
-	// What the connections that have ended counted.
+	growing    *growth       // nil: no additional connection is being opened
+	Refusal    error         // why the last one couldn't be opened; returned to callers until Backoff.Min is over
+	refusedAt  time.Time     // when that was
+	// The sums of connections that have ended.
 	lost, rebuilt uint64
 	blocked       time.Duration
 }
 
 // PoolConfig configures a pool.
 type PoolConfig struct {
-	Dial           DialConfig // further connections get a number behind the name
+	Dial           DialConfig // additional connections get a number behind the name
 	MaxConnections int
 	Backoff        backoff.Exponential // between attempts to rebuild a connection
 	Observer       Observer
 	Requests       Requests
 }
 
-// Requests is what a pool asks the broker by management requests.
+// Requests makes the pool's management requests.
 type Requests interface {
 	// Leader returns the node to prefer among several endpoints. It returns "" if any node will do.
 	Leader(ctx context.Context, w *Wire) string
@@ -66,7 +67,7 @@ type Requests interface {
 	SendToken(ctx context.Context, w *Wire, token string) error
 }
 
-// NewPool makes a pool whose first connection isn't open yet.
+// NewPool returns a Pool whose first connection isn't open yet.
 func NewPool(cfg PoolConfig, eps []Endpoint) *Pool {
 	p := &Pool{
 		cfg: cfg, endpoints: eps, nodes: make([]string, len(eps)), Connect: Dial, IdleAfter: pooledIdle, RenewAfter: sessionDeliveries,
@@ -76,20 +77,20 @@ func NewPool(cfg PoolConfig, eps []Endpoint) *Pool {
 	for i := range eps {
 		eps[i].raw, eps[i].worked = eps[i].user(cfg.Dial.Impersonator), &atomic.Bool{}
 	}
-	p.Ctx, p.Cancel = context.WithCancel(context.Background())
+	p.Ctx, p.cancel = context.WithCancel(context.Background())
 	p.expedite, p.cutOff = context.WithCancel(context.Background())
 	p.Conns = []*pooledConn{p.newConn(1)}
 	return p
 }
 
-// BeginClose lets no new work begin.
+// BeginClose makes InBackground and grow refuse new work.
 func (p *Pool) BeginClose() {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	close(p.Closing)
 }
 
-// Abort ends all connections at once, so that nothing waits for their broker.
+// Abort closes all connections at once, so that nothing waits for the broker.
 func (p *Pool) Abort() {
 	p.cutOff()
 	p.Mu.Lock()
@@ -101,8 +102,10 @@ func (p *Pool) Abort() {
 	}
 }
 
-// Close closes all connections in order, within ctx. It follows beginClose, once all users have
-// stopped.
+// Cancel ends Ctx.
+func (p *Pool) Cancel() { p.cancel() }
+
+// Close closes all connections within ctx. Call it after BeginClose, once all users have stopped.
 func (p *Pool) Close(ctx context.Context) {
 	defer p.cutOff()
 	p.Cancel()
@@ -117,8 +120,7 @@ func (p *Pool) Close(ctx context.Context) {
 	wg.Wait()
 }
 
-// InBackground runs f on a goroutine that close waits for. It returns false if the pool is
-// being closed.
+// InBackground runs f on a goroutine that Close waits for. It returns false if the pool is being closed.
 func (p *Pool) InBackground(f func()) bool {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -136,7 +138,7 @@ func (p *Pool) Up() *Wire {
 	return p.first()
 }
 
-// first is up with mu held.
+// first is Up with Mu held.
 func (p *Pool) first() *Wire {
 	for _, c := range p.Conns {
 		if c.Live != nil {
@@ -146,8 +148,8 @@ func (p *Pool) first() *Wire {
 	return nil
 }
 
-// AwaitUp waits for a connection that is up and isn't lost. It fails with ErrClosed once stop is
-// closed.
+// AwaitUp waits for a connection that is up, other than lost, which may be nil. It returns failure.ErrClosed once
+// stop is closed.
 func (p *Pool) AwaitUp(ctx context.Context, lost *Wire, stop <-chan struct{}) (*Wire, error) {
 	for {
 		p.Mu.Lock()
@@ -169,7 +171,7 @@ func (p *Pool) AwaitUp(ctx context.Context, lost *Wire, stop <-chan struct{}) (*
 // Wire returns the first connection that is up, and waits while all are being rebuilt.
 func (p *Pool) Wire(ctx context.Context) (*Wire, error) { return p.AwaitUp(ctx, nil, p.Ctx.Done()) }
 
-// OpenSession opens a session for the machinery, which needs no slot.
+// OpenSession opens a session for the client itself, which needs no slot.
 func (p *Pool) OpenSession(ctx context.Context) (*WireSession, error) {
 	w, err := p.Wire(ctx)
 	if err != nil {
@@ -181,7 +183,7 @@ func (p *Pool) OpenSession(ctx context.Context) (*WireSession, error) {
 // HasLost reports whether the connection w has ended.
 func (p *Pool) HasLost(w *Wire) bool { return failure.IsClosed(w.AMQP.Done()) || p.Up() != w }
 
-// Outage is why the first connection carries no messages now; nil if it does.
+// Outage returns why the first connection carries no messages now; nil if it does.
 func (p *Pool) Outage() error {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -196,9 +198,9 @@ type ConnState struct {
 	Why          error     // why it isn't live
 }
 
-// State calls f with the state of each connection, beginning with the first. changed is when it was last true
-// for the first time, or false, that all are live. opened counts the connections so far, and endpoint is where
-// the first is to. f must not call the pool.
+// State calls f with the state of each connection, beginning with the first. changed is when
+// connections last became all live, or no longer all live. opened is how many were opened so far, and endpoint is
+// that of the first. f must not call the pool.
 func (p *Pool) State(f func(ConnState)) (changed time.Time, opened uint64, endpoint string) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -234,7 +236,7 @@ func (p *Pool) Count(s *instrument.Stats) {
 	}
 }
 
-// noteState is called with mu held whenever a connection is up, down, new or gone.
+// noteState is called with Mu held whenever a connection is up, lost, new, or removed.
 func (p *Pool) noteState() {
 	connected := !slices.ContainsFunc(p.Conns, func(c *pooledConn) bool { return c.Live == nil })
 	if connected != p.connected {

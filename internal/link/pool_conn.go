@@ -14,14 +14,13 @@ import (
 	"github.com/hopback/hopback/internal/loglines"
 )
 
-// pooledIdle is how long a further connection may be without a taken slot before the pool closes
-// it. It is longer than the pauses of a program that keeps opening and closing publishers, which
-// would otherwise make a connection for each.
+// pooledIdle is how long an additional connection may have no slot in use before the pool closes it. It is longer
+// than the pauses of a program that keeps opening and closing publishers. Otherwise each publisher would open a
+// connection.
 const pooledIdle = time.Minute
 
-// pooledConn is one connection of a pool. It outlives the wires that carry it, one after the
-// other. Each has its supervisor, its backoff over all endpoints, its watch for alarms and its
-// renewal of tokens.
+// pooledConn is one connection of a pool: one Wire after the other. Each pooledConn has a supervisor, which tries
+// all endpoints with a backoff.
 type pooledConn struct {
 	pool   *Pool
 	number int        // 1 is the first
@@ -30,26 +29,26 @@ type pooledConn struct {
 	// ctx ends when the connection is closed.
 	ctx     context.Context
 	cancel  context.CancelFunc
-	Done    chan struct{}  // the supervisor has ended
-	keepers sync.WaitGroup // of tokens
+	Done    chan struct{}   // closed when the supervisor has returned
+	keepers sync.WaitGroup  // goroutines that renew tokens
+	down    loglines.Outage // for the supervisor
 
-	// The rest is guarded by the pool's mu.
+	// The rest is guarded by Pool.Mu.
 
-	Live       *Wire // nil while there is no connection
-	Why        error // why there is none
-	since      time.Time
-	generation uint64          // of the wire made last
-	endpoint   string          // where it was to
-	at         int             // the index of that endpoint
-	attempts   int             // to rebuild it that have failed
-	down       loglines.Outage // only the supervisor uses it
+	Live       *Wire     // nil while there is no connection
+	Why        error     // why there is none
+	since      time.Time // when Live was set, or lost
+	generation uint64    // of the last Wire
+	endpoint   string    // of the last Wire, for people
+	at         int       // the index of that endpoint
+	attempts   int       // to rebuild it that have failed; only the supervisor changes it
 
-	limit int         // sessions that the wire made last can carry
+	limit int         // sessions that the last Wire can carry
 	Taken int         // slots that are reserved or in use
-	idle  *time.Timer // runs while no slot is taken
+	idle  *time.Timer // runs while no slot of an additional connection is in use
 }
 
-// newConn makes a connection that isn't open yet. It is called with mu held.
+// newConn returns a connection that isn't open yet. It is called with Mu held, except by NewPool.
 func (p *Pool) newConn(number int) *pooledConn {
 	c := &pooledConn{pool: p, number: number, Cfg: p.cfg.Dial, Done: make(chan struct{}), limit: MaxSessions}
 	c.Cfg.Name = connName(c.Cfg.Name, number)
@@ -57,7 +56,7 @@ func (p *Pool) newConn(number int) *pooledConn {
 	return c
 }
 
-// connName is the name that the broker shows for the connection.
+// connName returns the name that the broker shows for the connection.
 func connName(name string, number int) string {
 	if number == 1 {
 		return name
@@ -66,7 +65,7 @@ func connName(name string, number int) string {
 	return failure.Clip(name, MaxName-len(suffix)) + suffix
 }
 
-// Run makes w the connection and keeps one from then on.
+// Run makes w the live connection, and starts the supervisor.
 func (c *pooledConn) Run(w *Wire, at int) {
 	c.begin(w, at, 1)
 	go c.supervise(w, at)
@@ -92,7 +91,7 @@ func (c *pooledConn) begin(w *Wire, at, attempts int) {
 	c.keepers.Go(func() { p.keepToken(w) })
 }
 
-// end notes that the wire w has ended.
+// end notes that w, which was live, has ended.
 func (c *pooledConn) end(w *Wire, why error) {
 	p := c.pool
 	p.Mu.Lock()
@@ -104,14 +103,13 @@ func (c *pooledConn) end(w *Wire, why error) {
 	c.Change(nil, why)
 }
 
-// Change is called with mu held.
+// Change sets Live and Why. It is called with Mu held.
 func (c *pooledConn) Change(w *Wire, why error) {
 	c.Live, c.Why = w, why
 	c.pool.noteState()
 }
 
-// outage is why the connection carries no messages now; nil if it does. It is called with mu
-// held.
+// outage returns why the connection carries no messages now; nil if it does. It is called with Mu held.
 func (c *pooledConn) outage() error {
 	switch {
 	case c.Live == nil:
@@ -122,7 +120,7 @@ func (c *pooledConn) outage() error {
 	return nil
 }
 
-// supervise replaces the connection whenever it ends.
+// supervise opens another connection whenever one ends, until c is closed.
 func (c *pooledConn) supervise(w *Wire, at int) {
 	defer close(c.Done)
 	p := c.pool
@@ -140,10 +138,10 @@ func (c *pooledConn) supervise(w *Wire, at int) {
 		}
 		lost := w.lost()
 		w.fail()
-		w.Cancel()
+		w.cancel()
 		c.end(w, lost)
 		c.down = loglines.Outage{}
-		c.down.Due(time.Now()) // it is: this line is the first
+		c.down.Due(time.Now()) // the line below is the first of this outage
 		p.cfg.Dial.Log.Warn("hopback: connection lost; reconnecting", "endpoint", w.endpoint.Shown, "node", w.Node, "error", lost)
 		if w.GivenUp.Load() != nil {
 			at = (at + 1) % len(p.endpoints)
@@ -153,9 +151,8 @@ func (c *pooledConn) supervise(w *Wire, at int) {
 	}
 }
 
-// pause is how long to wait before the next endpoint is tried. The first round over the
-// endpoints needs no pause: what broke may be one node of several. A single endpoint is
-// asked at once, too.
+// pause returns how long to wait before the next endpoint is tried. The first round over all endpoints has no
+// pauses, because only one of several nodes may have failed. A single endpoint is tried again at once, too.
 func (c *pooledConn) pause(failures int) time.Duration {
 	round := (failures + 1) / len(c.pool.endpoints)
 	if round == 0 {
@@ -164,8 +161,8 @@ func (c *pooledConn) pause(failures int) time.Duration {
 	return c.pool.cfg.Backoff.Pause(round - 1)
 }
 
-// rebuild tries the endpoint at. It returns the connection, or nil, and the endpoint that
-// it is to or that is to be tried next.
+// rebuild tries the endpoint with index at. It returns the connection and the index of its endpoint, or nil and
+// the index to try next.
 func (c *pooledConn) rebuild(at int) (*Wire, int) {
 	p, attempt := c.pool, c.attempts+1 // since the connection was lost
 	p.Mu.Lock()
@@ -190,7 +187,7 @@ func (c *pooledConn) rebuild(at int) (*Wire, int) {
 	return nil, (i + 1) % len(p.endpoints)
 }
 
-// close ends the connection in order, within ctx.
+// close stops the supervisor, and closes the connection within ctx.
 func (c *pooledConn) close(ctx context.Context) {
 	p := c.pool
 	c.cancel()
@@ -213,14 +210,14 @@ func (c *pooledConn) close(ctx context.Context) {
 	p.cfg.Observer.Ended(Place{Endpoint: endpoint, Generation: generation})
 }
 
-// slots is how many sessions the connection has for consumers and publishers.
+// slots returns how many sessions the connection has for consumers and publishers.
 func (c *pooledConn) slots() int { return c.limit - spareSessions(c.limit) }
 
-// free is how many slots nobody has; negative if the connection came back with fewer than are
-// taken. It is called with mu held.
+// free returns how many slots aren't reserved. It is negative if the connection was rebuilt with fewer slots than
+// are reserved. It is called with Mu held.
 func (c *pooledConn) free() int { return c.slots() - c.Taken }
 
-// take reserves n slots. It is called with mu held.
+// take reserves n slots. It is called with Mu held.
 func (c *pooledConn) take(n int) {
 	c.Taken += n
 	if c.idle != nil {
@@ -229,7 +226,7 @@ func (c *pooledConn) take(n int) {
 	}
 }
 
-// release returns a slot. It is called with mu held.
+// release frees a slot. It is called with Mu held.
 func (c *pooledConn) release() {
 	c.Taken--
 	p := c.pool
@@ -257,22 +254,21 @@ func (c *pooledConn) release() {
 	c.idle = t
 }
 
-// growth is a further connection that is being opened.
+// growth is an additional connection that is being opened.
 type growth struct {
 	done chan struct{}
 	err  error // set before done is closed
 }
 
-// grow opens a further connection, or returns the one that is being opened: one at a time,
-// so that many consumers that start at once don't make a connection each. It is called
-// with mu held.
+// grow starts to open an additional connection, or returns the one that is being opened. It is one at a time, so
+// that many consumers that start at once don't open a connection each. It is called with Mu held.
 func (p *Pool) grow() (*growth, error) {
 	switch {
 	case failure.IsClosed(p.Closing):
 		return nil, failure.ErrClosed
 	case p.growing != nil:
 		return p.growing, nil
-	case len(p.Conns) >= p.cfg.MaxConnections, p.Conns[0].slots() == 0: // nor would a further one have any
+	case len(p.Conns) >= p.cfg.MaxConnections, p.Conns[0].slots() == 0: // another connection would have none either
 		return nil, p.full()
 	case p.Refusal != nil && time.Since(p.refusedAt) < p.cfg.Backoff.Min:
 		return nil, p.Refusal
@@ -292,7 +288,7 @@ func (p *Pool) grow() (*growth, error) {
 		defer p.Mu.Unlock()
 		if err == nil {
 			p.Conns = append(slices.Clone(p.Conns), c)
-			c.take(1) // for a moment: nobody may ever come
+			c.take(1) // this pair starts the idle timer: the caller may not want the slot any more
 			c.release()
 		}
 		p.growing, p.Refusal, p.refusedAt = nil, err, time.Now()
@@ -303,8 +299,8 @@ func (p *Pool) grow() (*growth, error) {
 	return g, nil
 }
 
-// dialAny tries each endpoint once, beginning with at. A caller that has left doesn't
-// end it, since others may wait for the same connection.
+// dialAny tries each endpoint once, beginning with at. It doesn't stop when the caller of grow stops waiting,
+// because others may wait for the same connection.
 func (p *Pool) dialAny(c *pooledConn, at int) (*Wire, int, error) {
 	var errs []error
 	for n := range p.endpoints {
@@ -322,7 +318,7 @@ func (p *Pool) dialAny(c *pooledConn, at int) (*Wire, int, error) {
 	return nil, 0, errors.Join(errs...)
 }
 
-// freeNumber is the lowest number that no connection has. It is called with mu held.
+// freeNumber returns the lowest number that no connection has. It is called with Mu held.
 func (p *Pool) freeNumber() int {
 	number := 2
 	for slices.ContainsFunc(p.Conns, func(c *pooledConn) bool { return c.number == number }) {
@@ -331,10 +327,10 @@ func (p *Pool) freeNumber() int {
 	return number
 }
 
-// full is the error when nothing more can be opened. It is called with mu held.
+// full returns the error for a session that no connection has room for. It is called with Mu held.
 func (p *Pool) full() error {
 	if first := p.Conns[0]; first.slots() == 0 {
-		// A further connection would have none either.
+		// Another connection would have none either.
 		return failure.MarkLasting(&failure.Error{Op: "open session", Kind: failure.ErrSessionLimit, Text: fmt.Sprintf(
 			"the broker allows %d session on a connection (channel-max %d), which hopback needs for management; raise the broker's settings session_max_per_connection and channel_max to 4 at least",
 			first.limit, first.limit-1)})
@@ -348,20 +344,20 @@ func (p *Pool) full() error {
 		taken, len(p.Conns), p.Conns[0].limit, spareSessions(p.Conns[0].limit))}
 }
 
-// noticing is how long the loss of the first connection may take to be noticed, after that of
-// another one to the same broker.
+// noticing is how much later than that of another connection the loss of the first one may be noticed, if their
+// broker has ended both.
 const noticing = 100 * time.Millisecond
 
-// furtherTries is how often an additional connection is tried before its callers get an error, and
-// furtherRefusals how many of these tries the broker may refuse. One try that fails may be the
-// network's doing. A refusal takes RabbitMQ 3 s.
+// furtherTries is how often an additional connection is tried before the callers get an error: a single failure
+// may be the network's. furtherRefusals is how many of these tries the broker may refuse, which takes RabbitMQ 3 s
+// each.
 const (
 	furtherTries    = 3
 	furtherRefusals = 2
 )
 
-// openFurther opens an additional connection. first is the generation of the first connection: if
-// that is lost, too, the broker has ended, and callers wait until it is back.
+// openFurther opens an additional connection. first is the generation of the first connection. If that one is lost
+// too, the broker has stopped, so openFurther returns failure.ErrConnectionLost, and callers try again.
 func (p *Pool) openFurther(c *pooledConn, at int, first uint64) (*Wire, int, error) {
 	refusals := 0
 	for n := range furtherTries {
@@ -396,9 +392,8 @@ func (p *Pool) hasLostFirst(generation uint64) bool {
 	return p.Conns[0].Live == nil || p.Conns[0].generation != generation
 }
 
-// limited is the error of an additional connection that the broker refuses. The others use the same
-// virtual host, so the broker refuses one more connection, not the virtual host: RabbitMQ closes the
-// socket without a reason.
+// limited returns the error of an additional connection that the broker refuses. RabbitMQ closes the socket without
+// a reason, as it does for a missing virtual host. But the other connections use the same one, so this is a limit.
 func limited(err error) error {
 	e := &failure.Error{Op: "connect", Kind: failure.ErrSessionLimit, Err: err, Text: "all sessions of the open connections are in use, and the broker refuses another connection"}
 	if first, ok := errors.AsType[*failure.Error](err); ok {

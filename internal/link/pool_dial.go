@@ -3,14 +3,14 @@ package link
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 
-	"github.com/hopback/hopback/internal/dedicated"
-
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/userid"
 )
 
-// leaderTimeout bounds the question which node leads a queue.
+// leaderTimeout bounds the request for the node that leads a queue.
 const leaderTimeout = 5 * time.Second
 
 // Open opens the first connection. It tries each endpoint once, at each address of its host.
@@ -35,8 +35,8 @@ func (p *Pool) Open(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// dialEach is Dial, at each address of the endpoint's host until a broker answers. The error is that
-// of the first.
+// dialEach calls Dial for each address of the endpoint's host until a broker answers. Its error is that of the
+// first address.
 func (p *Pool) dialEach(ctx context.Context, i int, cfg DialConfig) (*Wire, int, error) {
 	var first error
 	for tries := 1; ; tries++ {
@@ -74,7 +74,7 @@ func (p *Pool) Dial(ctx context.Context, i int, cfg DialConfig) (*Wire, int, err
 	for _, j := range p.othersFor(i, leader) {
 		other, err := p.Connect(ctx, p.endpoints[j], cfg)
 		if err != nil {
-			continue // the one that we have does
+			continue // w is good enough
 		}
 		p.noteNode(j, other.Node)
 		if other.Node == leader {
@@ -110,14 +110,33 @@ func (p *Pool) noteNode(i int, node string) {
 	p.nodes[i] = node
 }
 
-// DialRaw makes a network connection for package dedicated, to the endpoint that is so many
-// behind the first connection's, or to the next that can be reached.
-func (p *Pool) DialRaw(ctx context.Context, behind int) (dedicated.Dialed, error) {
+// Dialed is a network connection on which nothing was sent yet, and how to log in.
+type Dialed struct {
+	Net         net.Conn
+	Host        string // of the open: "vhost:" and the virtual host
+	Name        string // the container-id
+	Shown       string // the endpoint for people, without a password
+	Mechanism   string // of SASL
+	Response    []byte // its initial response
+	IdleTimeout time.Duration
+	Login       *userid.Login // of all connections to the endpoint
+	// MaxMessageSize is how many bytes of a message a dedicated.Subscription keeps. 0: all.
+	MaxMessageSize uint64
+
+	cfg DialConfig
+}
+
+// Failed notes that no broker answers on the connection.
+func (d Dialed) Failed() { d.cfg.fail(d.Net) }
+
+// DialRaw opens a network connection for package dedicated, to the endpoint that comes behind places after that
+// of the first connection, or to the next one that can be reached.
+func (p *Pool) DialRaw(ctx context.Context, behind int) (Dialed, error) {
 	p.Mu.Lock()
 	at, cfg := p.Conns[0].at, p.Conns[0].Cfg
 	p.Mu.Unlock()
 	if p.Ctx.Err() != nil {
-		return dedicated.Dialed{}, &failure.Error{Op: "connect", Kind: failure.ErrClosed}
+		return Dialed{}, &failure.Error{Op: "connect", Kind: failure.ErrClosed}
 	}
 	var errs []error
 	for i := range p.endpoints {
@@ -127,23 +146,23 @@ func (p *Pool) DialRaw(ctx context.Context, behind int) (dedicated.Dialed, error
 		}
 		errs = append(errs, err)
 	}
-	return dedicated.Dialed{}, errors.Join(errs...)
+	return Dialed{}, errors.Join(errs...)
 }
 
-func dialRaw(ctx context.Context, ep Endpoint, cfg DialConfig) (dedicated.Dialed, error) {
+func dialRaw(ctx context.Context, ep Endpoint, cfg DialConfig) (Dialed, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
 	defer cancel()
 	sasl, _, err := ep.sasl.login(ctx)
 	if err != nil {
-		return dedicated.Dialed{}, noToken(ep, err)
+		return Dialed{}, noToken(ep, err)
 	}
 	raw, err := dialEndpoint(ctx, ep, cfg)
 	if err != nil {
-		return dedicated.Dialed{}, err
+		return Dialed{}, err
 	}
-	return dedicated.Dialed{
+	return Dialed{
 		Net: raw, Host: "vhost:" + ep.vhost, Name: failure.Clip(cfg.Name, MaxName-8), Shown: ep.Shown,
 		Mechanism: sasl.Mechanism, Response: sasl.response(), IdleTimeout: cfg.IdleTimeout, Login: ep.raw, MaxMessageSize: cfg.MaxMessageSize,
-		Failed: func() { cfg.fail(raw) },
+		cfg: cfg,
 	}, nil
 }

@@ -8,32 +8,32 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// A consumer or publisher reserves a session slot for each session that it may need at the same
-// time, before it opens the first, and keeps the slots until it stops. So a consumer's forwards
-// get their session at the first failure, however many others use the pool.
+// Before a consumer or publisher opens its first session, it reserves a slot for each session that it may need at
+// the same time. It keeps the slots until it stops. So a consumer can always open the session for its retry copies,
+// however many others use the pool.
 
 // Reservation is a consumer's or publisher's right to sessions.
 type Reservation struct {
 	pool *Pool
 	want int
 
-	// Guarded by the pool's mu.
+	// Guarded by Pool.Mu.
 	slots    []*slot // none before the first session
 	released bool
 }
 
-// slot is the right to one session at a time on a connection.
+// slot is the right to one session at a time on a connection. Pool.Mu guards its fields.
 type slot struct {
 	on   *pooledConn
-	busy bool // from before its session begins until that has ended
+	busy bool // from before its session is opened until that has ended
 }
 
-// Reserve returns a reservation of as many slots. It takes them when the first session is wanted.
+// Reserve returns a reservation of so many slots. The slots are reserved when the first session is opened.
 func (p *Pool) Reserve(sessions int) *Reservation { return &Reservation{pool: p, want: sessions} }
 
-// Open opens a session, and waits for the connection while that is being rebuilt. A session
-// beyond the reserved ones gets a slot for as long as it lives: forwards may use an old session
-// for some addresses and a new one for others.
+// Open opens a session. While the connection is being rebuilt, it waits. If all reserved slots are in use, the
+// session gets another one until it ends: retry copies may use an old session for some addresses and a new one
+// for others.
 func (r *Reservation) Open(ctx context.Context) (Session, error) {
 	s, err := r.OpenWire(ctx)
 	if err != nil {
@@ -55,10 +55,10 @@ func (r *Reservation) OpenWire(ctx context.Context) (*WireSession, error) {
 	return w.Session(ctx, r.pool.RenewAfter, func() { r.vacate(s) })
 }
 
-// Give ends a session.
+// Give closes a session.
 func (r *Reservation) Give(s Session, _ bool) { CloseSession(s) }
 
-// acquire returns a slot, which is busy from then on.
+// acquire returns a slot, and marks it as busy.
 func (r *Reservation) acquire(ctx context.Context) (*slot, error) {
 	p := r.pool
 	for {
@@ -102,14 +102,14 @@ func (r *Reservation) vacate(s *slot) {
 	}
 }
 
-// leave is called with mu held.
+// leave frees a slot. It is called with Mu held.
 func (r *Reservation) leave(s *slot) {
 	r.slots = slices.DeleteFunc(r.slots, func(other *slot) bool { return other == s })
 	s.on.release()
 }
 
-// Release ends the reservation. A slot whose session is still being closed is free when that
-// has ended.
+// Release ends the reservation. A slot whose session is still being closed becomes free when the session has
+// ended.
 func (r *Reservation) Release() {
 	r.pool.Mu.Lock()
 	defer r.pool.Mu.Unlock()
@@ -121,7 +121,7 @@ func (r *Reservation) Release() {
 	}
 }
 
-// conn is the connection of the first slot. It is called with mu held.
+// conn returns the connection of the first slot. It is called with Mu held.
 func (r *Reservation) conn() *pooledConn {
 	if len(r.slots) > 0 {
 		return r.slots[0].on
@@ -129,7 +129,7 @@ func (r *Reservation) conn() *pooledConn {
 	return r.pool.Conns[0]
 }
 
-// Place is the connection of the consumer or publisher.
+// Place returns the Place of the consumer's or publisher's connection.
 func (r *Reservation) Place() Place {
 	p := r.pool
 	p.Mu.Lock()
@@ -142,7 +142,7 @@ func (r *Reservation) Place() Place {
 	return at
 }
 
-// Outage is why the reservation's connection carries no messages now; nil if it does.
+// Outage returns why the reservation's connection carries no messages now; nil if it does.
 func (r *Reservation) Outage() error {
 	p := r.pool
 	p.Mu.Lock()
@@ -156,8 +156,8 @@ func (r *Reservation) Outage() error {
 // ErrNoRoom is returned by OpenExtra.
 var ErrNoRoom = errors.New("no connection that is up has half of its session slots free")
 
-// OpenExtra opens a session that its caller can do without. It leaves half of a connection's slots to
-// others, and neither opens a further connection nor waits for one: the error is ErrNoRoom.
+// OpenExtra opens a session that its caller can do without. It leaves half of a connection's slots to others. If
+// that isn't possible, it returns ErrNoRoom: it neither opens a connection nor waits for one.
 func (p *Pool) OpenExtra(ctx context.Context) (*WireSession, error) {
 	p.Mu.Lock()
 	i := slices.IndexFunc(p.Conns, func(c *pooledConn) bool { return c.Live != nil && 2*c.free() > c.slots() })
@@ -176,9 +176,9 @@ func (p *Pool) OpenExtra(ctx context.Context) (*WireSession, error) {
 	})
 }
 
-// wireOf returns the wire of the slot's connection, and waits while that is being rebuilt. The
-// slot stays on its connection unless the connection came back with fewer slots than are taken,
-// or can't be rebuilt while another is up and has a free slot.
+// wireOf returns the Wire of the slot's connection. While that is being rebuilt, it waits. It moves the slot to
+// another connection if the slot's was rebuilt with fewer slots than are reserved, or was closed, or if an
+// attempt to rebuild it failed while another connection is up and has a free slot.
 func (p *Pool) wireOf(ctx context.Context, s *slot) (*Wire, error) {
 	for {
 		switch {
@@ -190,7 +190,7 @@ func (p *Pool) wireOf(ctx context.Context, s *slot) (*Wire, error) {
 		p.Mu.Lock()
 		c := s.on
 		if c.free() < 0 || c.ctx.Err() != nil {
-			c.release() // at once, so that no more leave than must
+			c.release() // at once, so that no more slots move than must
 			p.Mu.Unlock()
 			conns, err := p.takeSlots(ctx, 1)
 			p.Mu.Lock()
@@ -230,8 +230,8 @@ func (p *Pool) wireOf(ctx context.Context, s *slot) (*Wire, error) {
 	}
 }
 
-// takeSlots takes n slots, on one connection if one has so many, and returns their connections.
-// If too few are free, it opens a further connection.
+// takeSlots reserves n slots, on one connection if possible, and returns the connection of each. If too few are
+// free, it opens another connection.
 func (p *Pool) takeSlots(ctx context.Context, n int) ([]*pooledConn, error) {
 	for {
 		p.Mu.Lock()
@@ -268,14 +268,15 @@ func (p *Pool) takeSlots(ctx context.Context, n int) ([]*pooledConn, error) {
 	}
 }
 
-// find finds n free slots, together if possible. It is called with mu held.
+// find returns the connections of n free slots, all on one connection if possible; nil if there are too few. It is
+// called with Mu held.
 func (p *Pool) find(n int) []*pooledConn {
 	if c := p.withFree(n); c != nil {
 		return slices.Repeat([]*pooledConn{c}, n)
 	}
 	wide := slices.ContainsFunc(p.Conns, func(c *pooledConn) bool { return c.slots() >= n })
 	if n == 1 || wide && len(p.Conns) < p.cfg.MaxConnections {
-		return nil // a further connection may hold all of them
+		return nil // another connection may have room for all of them
 	}
 	var conns []*pooledConn
 	for _, c := range p.Conns {
@@ -289,8 +290,7 @@ func (p *Pool) find(n int) []*pooledConn {
 	return conns[:n]
 }
 
-// withFree is the first connection with n free slots, one that is up if there is one. It is
-// called with mu held.
+// withFree returns the first connection with n free slots, preferably one that is up. It is called with Mu held.
 func (p *Pool) withFree(n int) *pooledConn {
 	var down *pooledConn
 	for _, c := range p.Conns {

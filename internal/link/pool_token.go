@@ -8,10 +8,10 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// due is when a token with so much time left should be renewed.
+// due returns after how long to renew a token that expires after left.
 func due(left time.Duration) time.Duration { return max(left/5*4, 0) }
 
-// keepToken renews the token of w ahead of its end, for as long as w lives.
+// keepToken renews the token of w before it expires, until w ends.
 func (p *Pool) keepToken(w *Wire) {
 	expires := w.expires
 	if expires.IsZero() || w.Old.KeepsToken {
@@ -22,7 +22,7 @@ func (p *Pool) keepToken(w *Wire) {
 	for backoff.Sleep(w.Ctx, wait) {
 		token, until, err := w.endpoint.sasl.next(w.Ctx)
 		if err == nil && !until.IsZero() && !until.After(expires) {
-			// The source keeps its token for longer than four fifths of its time.
+			// The source caches its token for longer than four fifths of its lifetime.
 			wait = max(due(time.Until(expires)), 50*time.Millisecond)
 			continue
 		}

@@ -16,10 +16,10 @@ func TestAReceiversQueueIsAsLargeAsWhatWaits(t *testing.T) {
 	l := newWireReceiver(&WireSession{w: &Wire{}}, new(atomic.Uint64))
 	d := &engine.Delivery{Payload: []byte{0, 0x53, 0x75, 0xa0, 1, 'm'}}
 	for range 3 {
-		l.delivered(d)
+		l.Delivered(d)
 	}
 	for range 5000 {
-		l.delivered(d)
+		l.Delivered(d)
 		a, ok := l.Prefetched()
 		require.True(t, ok)
 		require.False(t, a.Unreadable)

@@ -19,8 +19,8 @@ import (
 	"github.com/hopback/hopback/internal/failure"
 )
 
-// OpenSession opens a session for the machinery itself, of those that are spared for it,
-// and waits for one. The session should carry after deliveries.
+// OpenSession opens one of the sessions that are kept for the client itself. If all are in use, it waits. after is
+// how many deliveries the session should carry.
 func (w *Wire) OpenSession(ctx context.Context, after uint64) (*WireSession, error) {
 	select {
 	case w.Spare <- struct{}{}:
@@ -32,8 +32,8 @@ func (w *Wire) OpenSession(ctx context.Context, after uint64) (*WireSession, err
 	return w.Session(ctx, after, func() { <-w.Spare })
 }
 
-// Session opens a session on a place that the caller has. ended is called once: when the
-// session has ended, or can't begin any more.
+// Session opens a session, for which the caller has reserved a slot. ended is called once: when the session has
+// ended, or if it couldn't be opened.
 func (w *Wire) Session(ctx context.Context, after uint64, ended func()) (*WireSession, error) {
 	s := &WireSession{w: w, in: NewIntake(), after: after}
 	w.sessions.Add(1)
@@ -55,14 +55,13 @@ func (w *Wire) Session(ctx context.Context, after uint64, ended func()) (*WireSe
 	return s, nil
 }
 
+// WireSession is a Session on a Wire. Only used changes.
 type WireSession struct {
-	w  *Wire
-	s  *engine.Session
-	in *Intake
-	// used counts the deliveries that went over the session, in either direction;
-	// after is how many it should carry.
-	used  atomic.Uint64
-	after uint64
+	w     *Wire
+	s     *engine.Session
+	in    *Intake
+	used  atomic.Uint64 // deliveries that the session has carried, in both directions
+	after uint64        // how many it should carry
 }
 
 func (s *WireSession) Broken() <-chan struct{}  { return s.w.AMQP.Done() }
@@ -75,19 +74,20 @@ func (s *WireSession) Answering(ctx context.Context, limit time.Duration) bool {
 	return s.w.answering(ctx, limit)
 }
 
-// errOverdue is why a connection is given up whose queues take messages and don't answer.
+// errOverdue is why a connection is closed on which the broker doesn't confirm messages.
 const errOverdue silence = "the broker leaves messages unanswered"
 
 func (s *WireSession) Exhaust() float64 { return float64(s.used.Load()) / float64(s.after) }
 
-// count counts a delivery or an answer.
+// count counts a delivery.
 func (s *WireSession) count(heard *atomic.Uint64) {
 	s.used.Add(1)
 	heard.Add(1)
 }
 
-// Close waits for the end of the session within ctx. Without a link to a queue that doesn't
-// answer, RabbitMQ ends it at once.
+// Close ends the session, and waits within ctx until the broker has ended it, too. RabbitMQ does so at once, unless
+// a link of the session waits for a queue that doesn't answer. If the session hasn't ended attachTimeout later, the
+// connection is closed.
 func (s *WireSession) Close(ctx context.Context) {
 	if s.s.End(ctx) == nil {
 		return
@@ -101,17 +101,12 @@ func (s *WireSession) Close(ctx context.Context) {
 
 func (s *WireSession) Receiver(ctx context.Context, source string, o ReceiverOptions) (ReceiverLink, error) {
 	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: source}, Properties: linkProperties(o.Properties)}
-	if o.Revoked != nil {
-		cfg.OnState = func(first, last uint32, _ any) { o.Revoked(first, last) }
-	}
-	if o.State != nil {
-		cfg.OnFlow = func(m frames.Map) { o.State(plainMap(m)) }
-	}
 	if o.MaxBytes > 0 {
 		s.s.Limit(o.MaxBytes)
 	}
 	cfg.MaxKept = s.w.maxMessage
 	r := newWireReceiver(s, &s.w.heard)
+	r.events = o.Events
 	if err := r.attach(ctx, attachTimeout, cfg); err != nil {
 		return nil, err
 	}
@@ -137,13 +132,13 @@ func (s *WireSession) Sender(ctx context.Context, target string) (SenderLink, er
 	return l, nil
 }
 
-// Pair attaches a sender and a receiver for the requests to a node and their replies, both
-// settled: RabbitMQ pairs links by their name. What comes doesn't count as heard.
+// Pair attaches a sender for requests to a node and a receiver for the replies. Requests and replies are sent
+// settled. RabbitMQ pairs links by their name. Replies don't count as heard, since they say nothing about queues.
 func (s *WireSession) Pair(ctx context.Context, name, node string, credit uint32) (*WireSender, *wireReceiver, error) {
 	paired := frames.Map{{Key: frames.Symbol("paired"), Value: true}}
 	replies, requests := newWireReceiver(s, new(atomic.Uint64)), &WireSender{of: s}
-	// The receiver first: RabbitMQ 4.0 ends the session over a request that comes before
-	// the credit for its reply.
+	// The receiver comes first: RabbitMQ 4.0 ends the session if a request comes before the credit
+	// for its reply.
 	err := replies.attach(ctx, LinkTimeout, engine.ReceiverConfig{
 		Name: name, Source: &frames.Source{Address: node}, Target: &frames.Target{Address: node}, Properties: paired, Settled: true,
 	})
@@ -158,19 +153,19 @@ func (s *WireSession) Pair(ctx context.Context, name, node string, credit uint32
 	return requests, replies, err
 }
 
-// wireReceiver keeps deliveries between the goroutine that reads from the connection and the
-// one that takes them. The link's credit bounds how many there are, and ReceiverOptions.MaxBytes
-// how many bytes.
+// wireReceiver queues deliveries between the goroutine that reads from the connection and the one that calls
+// Receive. The link's credit bounds how many there are, and ReceiverOptions.MaxBytes bounds their bytes.
 type wireReceiver struct {
-	r     *engine.Receiver
-	of    *WireSession
-	heard *atomic.Uint64 // the connection's, unless what comes tells nothing of queues
+	r      *engine.Receiver // set by attach; the methods that the engine calls don't use it
+	of     *WireSession
+	heard  *atomic.Uint64 // Wire.heard; another counter for Pair
+	events ReceiverEvents // nil: nobody listens
+	wake   chan struct{}  // has room for one: a delivery has arrived
+	drains chan uint32    // has room for one: the count of the last drain that is over
+	over   chan struct{}  // closed when the link has ended
 
-	mu     sync.Mutex
-	queue  fifo.Queue[Arrival]
-	wake   chan struct{} // has room for one: a delivery has come
-	drains chan uint32   // has room for one: the count of the last drain that is over
-	over   chan struct{} // closed when the link has ended
+	mu    sync.Mutex
+	queue fifo.Queue[Arrival] // guarded by mu
 }
 
 func newWireReceiver(s *WireSession, heard *atomic.Uint64) *wireReceiver {
@@ -178,17 +173,15 @@ func newWireReceiver(s *WireSession, heard *atomic.Uint64) *wireReceiver {
 }
 
 func (l *wireReceiver) attach(ctx context.Context, limit time.Duration, cfg engine.ReceiverConfig) error {
-	cfg.OnDelivery = l.delivered
-	cfg.OnDrained = l.drained
-	cfg.OnEnd = func(error) { close(l.over) }
+	cfg.Events = l
 	return l.of.w.Answered(ctx, limit, func(ctx context.Context) (err error) {
 		l.r, err = l.of.s.Receiver(ctx, cfg)
 		return err
 	})
 }
 
-// delivered is called on the goroutine that reads, as drained is.
-func (l *wireReceiver) delivered(d *engine.Delivery) {
+// Delivered is called by the engine, on the goroutine that reads, as are the other methods of its ReceiverEvents.
+func (l *wireReceiver) Delivered(d *engine.Delivery) {
 	l.of.count(l.heard)
 	a := arrived(d)
 	l.mu.Lock()
@@ -200,13 +193,27 @@ func (l *wireReceiver) delivered(d *engine.Delivery) {
 	}
 }
 
-func (l *wireReceiver) drained(count uint32) {
+func (l *wireReceiver) Drained(count uint32) {
 	select {
 	case <-l.drains:
 	default:
 	}
 	l.drains <- count
 }
+
+func (l *wireReceiver) Flowed(properties frames.Map) {
+	if l.events != nil {
+		l.events.State(plainMap(properties))
+	}
+}
+
+func (l *wireReceiver) StateChanged(first, last uint32) {
+	if l.events != nil {
+		l.events.Revoked(first, last)
+	}
+}
+
+func (l *wireReceiver) Ended(error) { close(l.over) }
 
 func (l *wireReceiver) Prefetched() (a Arrival, ok bool) {
 	l.mu.Lock()
@@ -301,7 +308,8 @@ func (l *WireSender) attach(ctx context.Context, cfg engine.SenderConfig) error 
 	})
 }
 
-// wireSending is a message on its way, with its answer's way back.
+// wireSending is a message that is sent, and who gets its answer. The sender's goroutine owns it until engine.Send;
+// after that, Withdraw or Answered frees it.
 type wireSending struct {
 	engine.Sending
 	by *WireSender
@@ -310,7 +318,7 @@ type wireSending struct {
 
 func (x *wireSending) Withdraw() bool {
 	unsent, withdrawn := x.by.s.Withdraw(&x.Sending)
-	if withdrawn { // else Answered frees it
+	if withdrawn { // otherwise Answered frees it
 		x.free()
 	}
 	return unsent
@@ -345,10 +353,10 @@ func (l *WireSender) put(x *wireSending, m *amqp.Message, to Receipt) (lost bool
 
 func (l *WireSender) Close(ctx context.Context) error { return l.s.Detach(ctx) }
 
-// sendings are for reuse: those that were answered.
+// sendings is a pool of wireSendings that have been answered.
 var sendings = sync.Pool{New: func() any { return &wireSending{} }}
 
-// maxReused is the largest payload whose memory is used again.
+// maxReused is the largest payload buffer that stays in the pool, in bytes.
 const maxReused = 32 << 10
 
 func (x *wireSending) free() {
@@ -361,9 +369,9 @@ func (x *wireSending) free() {
 	sendings.Put(x)
 }
 
-// Answered is called by the engine.
+// Answered is called by the engine, once.
 func (x *wireSending) Answered(_ *engine.Sending, a engine.Answer) {
-	defer x.free() // nobody withdraws it any more
+	defer x.free() // a Sending isn't used after its answer
 	switch {
 	case a.Err == nil:
 		x.by.of.w.heard.Add(1)
@@ -380,7 +388,7 @@ var (
 	stateReleased = &amqp.StateReleased{}
 )
 
-// deliveryState is the broker's answer in go-amqp's types; nil if it is none of the outcomes.
+// deliveryState converts the broker's answer to go-amqp's types. It returns nil if the answer isn't an outcome.
 func deliveryState(state any) amqp.DeliveryState {
 	switch s := state.(type) {
 	case *frames.Accepted:

@@ -10,6 +10,9 @@ import (
 // queues, are the same in message after message.
 var boxes boxCache
 
+// BoxedKey returns key as a map of annotations wants it, without an allocation if it was seen of late.
+func BoxedKey(key string) any { return boxed(&boxes, key) }
+
 // boxCache keeps strings by a hash: two for each, until others push them out.
 type boxCache [256][2]atomic.Pointer[box]
 

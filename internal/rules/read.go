@@ -8,7 +8,8 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
-	"github.com/hopback/hopback/internal/attempt"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/condition"
 )
 
 // Sources is where [Read] takes a snapshot from: AMQP, HTTP, or both.
@@ -76,7 +77,7 @@ func ReadAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if attempt.NotPermitted(err) {
+			if condition.NotPermitted(err) {
 				s.Refused = append(s.Refused, UnreadResource{QueueResource(name), err.Error()})
 				return nil
 			}
@@ -98,7 +99,7 @@ func ReadAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 			found, err := retried(ctx, func() ([]declare.Binding, error) { return declare.Bindings(ctx, r, b) })
 			mu.Lock()
 			defer mu.Unlock()
-			if attempt.NotPermitted(err) {
+			if condition.NotPermitted(err) {
 				s.Refused = append(s.Refused, UnreadResource{declare.Resource{Kind: "binding", Name: question}, err.Error()})
 				return nil
 			}
@@ -107,7 +108,7 @@ func ReadAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 		})
 	}
 	errs := make([]error, len(asks))
-	turns := make(chan struct{}, attempt.InFlight)
+	turns := make(chan struct{}, backoff.RequestsInFlight)
 	var wg sync.WaitGroup
 	for i, ask := range asks {
 		turns <- struct{}{}
@@ -126,11 +127,11 @@ func ReadAMQP(ctx context.Context, r declare.Requester, of declare.Topology) (Sn
 
 // retried repeats a request without a reply: another one in flight may have ended the session.
 func retried[T any](ctx context.Context, ask func() (T, error)) (v T, err error) {
-	for n := range attempt.Max {
+	for n := range backoff.MaxRequests {
 		if n > 0 {
-			attempt.Pause(ctx, n)
+			backoff.PauseRequest(ctx, n)
 		}
-		if v, err = ask(); err == nil || !errors.Is(err, declare.ErrNoReply) || ctx.Err() != nil || attempt.NotPermitted(err) {
+		if v, err = ask(); err == nil || !errors.Is(err, declare.ErrNoReply) || ctx.Err() != nil || condition.NotPermitted(err) {
 			return v, err
 		}
 	}

@@ -13,16 +13,16 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // Check is a check with the result T.
 type Check[T any] struct {
 	// Run is called until it returns no error that can pass.
-	Run func(ctx context.Context) (T, error)
-	// AwaitAlarm waits until the broker answers no requests because of an alarm, and returns false
-	// if it can't tell, or ctx ends before. Nil: the check is awaited in any case.
-	AwaitAlarm func(ctx context.Context) bool
-	// Stop stops a consumer that started during an alarm, and whose check failed.
+	Run    func(ctx context.Context) (T, error)
+	Alarms inside.Alarms // nil: the check is awaited in any case
+	// Stop stops a consumer that started during an alarm, and whose check failed. Nil if the check
+	// is canceled during an alarm.
 	Stop func(error)
 	Log  *slog.Logger // nil: nothing is logged
 }
@@ -70,7 +70,7 @@ func (c Check[T]) Start(ctx context.Context, passed func(T)) (T, *Pending[T], er
 	defer stop()
 	alarm := make(chan struct{})
 	go func() {
-		if c.AwaitAlarm != nil && c.AwaitAlarm(watching) {
+		if c.Alarms != nil && c.Alarms.AwaitAlarm(watching) {
 			close(alarm)
 		}
 	}()
@@ -100,7 +100,9 @@ func (c Check[T]) finish(ctx context.Context, p *Pending[T], answers <-chan answ
 			close(p.done)
 			return
 		case !passes(a.err):
-			c.Stop(a.err)
+			if c.Stop != nil {
+				c.Stop(a.err)
+			}
 			return
 		}
 		c.Log.Warn("hopback: topology check: the check after the alarm failed; it will be tried again", "error", a.err, "again_in", pause)

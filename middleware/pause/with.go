@@ -77,7 +77,7 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	}
 	w := h.watcher(ctx, s)
 	_, alarm, err := startcheck.Check[struct{}]{
-		Run: func(ctx context.Context) (struct{}, error) { return struct{}{}, w.ask(ctx) }, AwaitAlarm: inside.AwaitAlarm, Stop: func(error) {},
+		Run: func(ctx context.Context) (struct{}, error) { return struct{}{}, w.ask(ctx) }, Alarms: inside.AlarmsOf(ctx),
 	}.Start(ctx, func(struct{}) {})
 	if alarm != nil {
 		alarm.Cancel()

@@ -61,7 +61,7 @@ func (s *share) join(ctx context.Context, start client.Start) error {
 		return argument.New("ratelimit.Config.Shared", true, "isn't possible here", "use it with Conn.Consume, or with a package that uses it")
 	}
 	n, alarm, err := startcheck.Check[int]{
-		Run: func(ctx context.Context) (int, error) { return consumers(ctx, start) }, AwaitAlarm: inside.AwaitAlarm, Stop: func(error) {},
+		Run: func(ctx context.Context) (int, error) { return consumers(ctx, start) }, Alarms: inside.AlarmsOf(ctx),
 	}.Start(ctx, func(int) {})
 	if err != nil {
 		return err

@@ -24,7 +24,7 @@ func (d *Desk) inspect(ctx context.Context, queue string) (info declare.QueueInf
 		Run: func(ctx context.Context) (declare.QueueInfo, error) {
 			return declare.Inspect(ctx, d.conn.Management(), queue)
 		},
-		AwaitAlarm: inside.Of(d.conn).AwaitAlarm, Stop: func(error) {},
+		Alarms: inside.Of(d.conn),
 	}.Start(ctx, func(declare.QueueInfo) {})
 	if pending == nil {
 		return info, false, err

@@ -15,7 +15,6 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -138,7 +137,7 @@ func (l *deadLetter) read() (err error) {
 		}
 	}
 	if history := historyOf(l.annotations); history != nil {
-		l.m.Annotations[historylog.Key] = history
+		l.m.Annotations[annotation.Deaths] = history
 	}
 	if len(l.application) > 0 {
 		l.m.ApplicationProperties = make(map[string]any, len(l.application))
@@ -232,7 +231,9 @@ func millis(t time.Time) int64 {
 }
 
 // deaths are the dead-letterings that RabbitMQ recorded, the latest first.
-func (l *deadLetter) deaths() []historylog.DeadLettering { return historylog.Of(nil, l.m.Annotations) }
+func (l *deadLetter) deaths() []annotation.DeadLettering {
+	return annotation.DeadLetterings(nil, l.m.Annotations)
+}
 
 // died is when the message was last dead-lettered.
 func (l *deadLetter) died() time.Time {

@@ -8,7 +8,6 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/historylog"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -59,10 +58,10 @@ const (
 
 const maxDeadLetterings = 64
 
-// historyOf is the annotation x-opt-deaths as go-amqp decodes it, in the parts that package
-// historylog reads. It is nil if the message doesn't have it.
+// historyOf is the annotation x-opt-deaths as go-amqp decodes it, in the parts that
+// annotation.DeadLetterings reads. It is nil if the message doesn't have it.
 func historyOf(annotations frames.Map) []map[any]any {
-	v, _ := annotations.Get(historylog.Key)
+	v, _ := annotations.Get(annotation.Deaths)
 	a, ok := v.(frames.Array)
 	if !ok {
 		return nil
@@ -191,7 +190,7 @@ func (l *deadLetter) missing(attempts []retry.FailedAttempt) []HistoryEvent {
 // RabbitMQ keeps one entry for each queue and reason, with the time of the latest death. A
 // message that the broker moves keeps one history for all attempts, and leaves a delay queue
 // between two attempts. The history of a retry copy starts in a delay queue.
-func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []historylog.DeadLettering, queue string) (before []int, after map[int][]int) {
+func afterWhichAttempt(attempts []retry.FailedAttempt, deaths []annotation.DeadLettering, queue string) (before []int, after map[int][]int) {
 	after = map[int][]int{}
 	last := len(attempts) - 1
 	var waits []int // attempts before a delay, the newest first

@@ -8,18 +8,18 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/hopback/hopback/internal/historylog"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/retry"
 )
 
 func TestDeathsAreBetweenTheRightAttempts(t *testing.T) {
 	t.Parallel()
-	type deaths = []historylog.DeadLettering
-	rejected := func(n uint64) historylog.DeadLettering {
-		return historylog.DeadLettering{Queue: "orders", Reason: "rejected", Count: n}
+	type deaths = []annotation.DeadLettering
+	rejected := func(n uint64) annotation.DeadLettering {
+		return annotation.DeadLettering{Queue: "orders", Reason: "rejected", Count: n}
 	}
-	expired := func(queue string) historylog.DeadLettering {
-		return historylog.DeadLettering{Queue: queue, Reason: "expired", Count: 1}
+	expired := func(queue string) annotation.DeadLettering {
+		return annotation.DeadLettering{Queue: queue, Reason: "expired", Count: 1}
 	}
 	for name, c := range map[string]struct {
 		delays []int // after each attempt

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/frames"
-	"github.com/hopback/hopback/internal/historylog"
 )
 
 // fakeQueue is a queue as RabbitMQ treats it in scans: returned messages are in front, and newly
@@ -75,7 +75,7 @@ func (m *fakeMessage) deadLetter() *deadLetter {
 		l.annotations = append(l.annotations, frames.Entry{Key: frames.Symbol("x-opt-deaths"), Value: frames.Array{Elements: []any{
 			frames.Map{{Key: frames.Symbol("last-time"), Value: frames.Timestamp(m.died.UnixMilli())}},
 		}}})
-		l.m.Annotations = map[any]any{historylog.Key: historyOf(l.annotations)}
+		l.m.Annotations = map[any]any{annotation.Deaths: historyOf(l.annotations)}
 	}
 	return l
 }

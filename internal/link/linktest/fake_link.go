@@ -253,7 +253,7 @@ func (b *FakeBroker) Kill(err error) {
 // timeout, and makes it ready again. The link gets nothing more until the stale delivery is
 // settled and a flow follows.
 func (b *FakeBroker) Revoke(id string, again bool) {
-	var notified func(first, last uint32)
+	var notified link.ReceiverEvents
 	var back uint32
 	b.Update(func() {
 		for _, s := range b.Sessions {
@@ -264,14 +264,14 @@ func (b *FakeBroker) Revoke(id string, again bool) {
 						if again { // else another consumer has it
 							b.Ready = append(b.Ready, WithID(id))
 						}
-						notified, back = r.revoked, n
+						notified, back = r.events, n
 						b.Log("take back %s", id)
 					}
 				}
 			}
 		}
 	})
-	notified(back, back)
+	notified.Revoked(back, back)
 }
 
 // KillSenders ends the sending links only.
@@ -402,7 +402,7 @@ func (s *FakeSession) Receiver(ctx context.Context, source string, o link.Receiv
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	r := &FakeReceiver{B: s.B, Unsettled: map[uint32]*amqp.Message{}, stale: map[uint32]bool{}, revoked: o.Revoked}
+	r := &FakeReceiver{B: s.B, Unsettled: map[uint32]*amqp.Message{}, stale: map[uint32]bool{}, events: o.Events}
 	s.B.Update(func() {
 		r.Err = s.err
 		s.Receivers = append(s.Receivers, r)
@@ -437,7 +437,7 @@ type FakeReceiver struct {
 	arrived   []link.Arrival
 	Unsettled map[uint32]*amqp.Message
 
-	revoked func(first, last uint32)
+	events  link.ReceiverEvents
 	stale   map[uint32]bool // were taken back, and aren't settled yet
 	starved bool            // until a flow comes behind that
 

@@ -1,11 +1,9 @@
-// Package historylog reads what RabbitMQ writes into the annotations of a message that died:
-// the history of its deaths, x-opt-deaths, and texts about them.
-package historylog
+package annotation
 
 import "time"
 
-// Key is the annotation that the broker writes the history in.
-const Key = "x-opt-deaths"
+// Deaths is the annotation that RabbitMQ writes the history of a dead-lettered message in.
+const Deaths = "x-opt-deaths"
 
 // DeadLettering is an entry of the history. A text that the broker hasn't written is empty.
 type DeadLettering struct {
@@ -14,11 +12,11 @@ type DeadLettering struct {
 	First, Last                         time.Time
 }
 
-// Of appends the history in a message's annotations to all, the last death first. It appends
+// DeadLetterings appends the history in a message's annotations to all, the last death first. It appends
 // nothing if the broker has written none. Publishers can't: RabbitMQ takes an x-opt-deaths
 // of this form from nobody.
-func Of(all []DeadLettering, annotations map[any]any) []DeadLettering {
-	list, _ := annotations[Key].([]map[any]any)
+func DeadLetterings(all []DeadLettering, annotations map[any]any) []DeadLettering {
+	list, _ := annotations[Deaths].([]map[any]any)
 	for _, e := range list {
 		text := func(key string) string {
 			s, _ := e[key].(string)

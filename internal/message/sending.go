@@ -1,5 +1,4 @@
-// Package sendview has what an Instrument sees of a message that is about to be sent.
-package sendview
+package message
 
 import (
 	"maps"
@@ -10,41 +9,40 @@ import (
 	"github.com/Azure/go-amqp"
 
 	"github.com/hopback/hopback/address"
-	"github.com/hopback/hopback/internal/keys"
 )
 
-// Sending implements instrument.Sending.
+// Sending implements instrument.Sending: what an Instrument sees of a message that is about to be sent.
 type Sending struct {
 	to      address.Address // zero: the message names it
 	message *amqp.Message
 	server  *string
 
-	// pooled says that properties is used for one message after the other: a new map for
-	// each would be a third of what an Instrument makes the client allocate.
+	// pooled: properties is used for one message after the other, because a new map for each
+	// would be a third of what an Instrument makes the client allocate.
 	pooled     bool
 	properties map[string]any
 	set        bool           // the message's properties are the map
 	own        map[string]any // what the message had before
 }
 
-// New returns a Sending that is used once.
-func New(to address.Address, m *amqp.Message, server *string) *Sending {
+// NewSending returns a Sending that is used once.
+func NewSending(to address.Address, m *amqp.Message, server *string) *Sending {
 	return &Sending{to: to, message: m, server: server}
 }
 
 // maxKept bounds the maps that are kept, as a map never shrinks.
 const maxKept = 16
 
-var pool = sync.Pool{New: func() any { return &Sending{pooled: true, properties: make(map[string]any, 4)} }}
+var sendings = sync.Pool{New: func() any { return &Sending{pooled: true, properties: make(map[string]any, 4)} }}
 
-// Pooled returns a Sending that Recycle takes back.
-func Pooled(to address.Address, m *amqp.Message, server *string) *Sending {
-	s := pool.Get().(*Sending)
+// PooledSending returns a Sending to call Recycle on.
+func PooledSending(to address.Address, m *amqp.Message, server *string) *Sending {
+	s := sendings.Get().(*Sending)
 	s.to, s.message, s.server = to, m, server
 	return s
 }
 
-// Recycle takes a Sending of Pooled back. Nobody may send its message any more.
+// Recycle makes a Sending of PooledSending available again. Nobody may send its message any more.
 func (s *Sending) Recycle() {
 	if len(s.properties) > maxKept {
 		return
@@ -54,7 +52,7 @@ func (s *Sending) Recycle() {
 		clear(s.properties)
 	}
 	*s = Sending{pooled: true, properties: s.properties}
-	pool.Put(s)
+	sendings.Put(s)
 }
 
 // Message returns the message.
@@ -115,7 +113,7 @@ func (s *Sending) SetAnnotation(key, value string) {
 	}
 	m := make(amqp.Annotations, len(s.message.Annotations)+1)
 	maps.Copy(m, s.message.Annotations)
-	m[keys.Boxed(key)] = value
+	m[BoxedKey(key)] = value
 	s.message.Annotations = m
 }
 
