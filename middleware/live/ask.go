@@ -1,0 +1,196 @@
+package live
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/client/instrument"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/oldbroker"
+	"github.com/hopback/hopback/internal/replylink"
+)
+
+// Fleet is what [Ask] returns.
+type Fleet struct {
+	// Workers are sorted by host and ID.
+	Workers []Worker `json:"workers"`
+	// Dropped is how many further messages came that are no answers, are too large, or repeat one. Somebody may
+	// have forged them.
+	Dropped int `json:"dropped,omitempty"`
+}
+
+const (
+	// quiet is after how long without a further answer Ask returns, and enough after how long in any case.
+	quiet, enough = 500 * time.Millisecond, 2 * time.Second
+
+	// These bound what forged answers can do.
+	maxWorkers     = 2000
+	maxAnswers     = 4000
+	maxAnswerBytes = 64 << 20 // of all answers
+	maxCount       = 1 << 40  // so that sums don't overflow
+	// maxAge is the longest age that is believed.
+	maxAge = 100 * 365 * 24 * time.Hour
+)
+
+// Ask asks all workers with [With] that are connected to conn's virtual host what they do. It waits for the
+// first answer, and until none has come for 500 ms, at most for 2 s. A worker that doesn't answer in time is missing. Without
+// workers, the result is empty.
+//
+// The errors are those of [declare.Apply] and of [client.NewPublisher]. In an alarm, the broker accepts no question, and Ask
+// returns an error within 10 s.
+func Ask(ctx context.Context, conn *client.Conn) (Fleet, error) {
+	if conn == nil {
+		return Fleet{}, argument.New("conn", nil, "is nil", "use a connection from client.Connect")
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	place, err := inside.Of(conn).ReserveReplies(func(context.Context) { cancel(client.ErrClosed) }, func(*instrument.Stats) {})
+	if err != nil {
+		return Fleet{}, err
+	}
+	defer place.Leave()
+	asking, asked := context.WithTimeoutCause(ctx, patience, errNotAsked)
+	defer asked()
+	queue := answers + strings.ToLower(rand.Text())
+	to, err := address.Queue(queue).Build()
+	if err != nil {
+		return Fleet{}, err
+	}
+	declared := false
+	defer func() {
+		if declared { // otherwise it may not be possible to delete it, and RabbitMQ does
+			cleanUp(ctx, func(ctx context.Context) { _, _ = declare.DeleteQueue(ctx, conn.Management(), queue) })
+		}
+	}()
+	s, err := place.Open(asking, func(oldbroker.Quirks) (replylink.Source, error) {
+		_, err := declare.Apply(asking, conn.Management(), declare.Topology{Queues: []declare.Queue{declare.ClassicQueue{
+			Name: queue, DeadLetter: declare.Drop(), Expires: time.Minute, MaxLength: maxAnswers, MaxLengthBytes: maxAnswerBytes,
+		}}})
+		declared = err == nil
+		return replylink.Source{Queue: to, Links: 1, Credit: 200}, err
+	})
+	if err == nil {
+		defer s.Close()
+		err = ask(asking, conn, to)
+	}
+	switch {
+	case errors.Is(err, errNobody):
+		return Fleet{Workers: []Worker{}}, nil
+	case ctx.Err() != nil:
+		return Fleet{}, ended(ctx)
+	case err != nil && context.Cause(asking) == errNotAsked:
+		return Fleet{}, errNotAsked
+	case err != nil:
+		return Fleet{}, err
+	}
+	return collect(ctx, s)
+}
+
+var (
+	errNotAsked = errors.New("hopback: the broker hasn't accepted the question within 10 s; it may have an alarm")
+	errNobody   = errors.New("there is no queue for questions")
+)
+
+func ended(ctx context.Context) error {
+	return fmt.Errorf("hopback: ask the workers: %w", context.Cause(ctx))
+}
+
+// cleanUp calls f with a ctx that lasts a moment, even if ctx has ended.
+func cleanUp(ctx context.Context, f func(context.Context)) {
+	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), answerLimit)
+	defer done()
+	f(ctx)
+}
+
+// ask publishes the question.
+func ask(ctx context.Context, conn *client.Conn, replyTo string) error {
+	p, err := client.NewPublisher[*client.Message](ctx, conn, address.Exchange(exchange, ""), client.PublisherConfig{NoResend: true})
+	if err == nil {
+		defer cleanUp(ctx, func(ctx context.Context) { _ = p.Close(ctx) })
+		m := client.NewMessage(nil)
+		m.Header = &client.Header{Priority: 4, TTL: questionLife}
+		m.Properties.ReplyTo = &replyTo
+		if err = p.Publish(ctx, m); errors.Is(err, client.ErrRefused) {
+			err = nil // a queue was full; the others have it
+		}
+	}
+	if errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrUnroutable) {
+		return errNobody
+	}
+	return err
+}
+
+// collect reads answers until no more come.
+func collect(ctx context.Context, s replylink.Session) (Fleet, error) {
+	c := collector{now: time.Now(), known: map[string]bool{}, fleet: Fleet{Workers: []Worker{}}}
+	waiting, stop := context.WithTimeout(ctx, enough)
+	defer stop()
+	idle := time.AfterFunc(enough, stop)
+	defer idle.Stop()
+	for c.seen < maxAnswers && c.bytes < maxAnswerBytes {
+		reply, err := s.Receive(waiting, 0)
+		if ctx.Err() != nil {
+			return Fleet{}, ended(ctx)
+		}
+		if waiting.Err() != nil {
+			break
+		}
+		if err == nil {
+			idle.Reset(quiet)
+			err = s.Accept(0, reply.ID)
+		}
+		if err != nil {
+			return Fleet{}, err
+		}
+		c.add(reply)
+	}
+	slices.SortFunc(c.fleet.Workers, func(a, b Worker) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.ID, b.ID)) })
+	return c.fleet, nil
+}
+
+// collector reads answers that anybody may have written.
+type collector struct {
+	now         time.Time
+	known       map[string]bool // by ID
+	seen, bytes int
+	fleet       Fleet
+}
+
+func (c *collector) add(reply replylink.Reply) {
+	c.seen++
+	body := reply.GetData()
+	c.bytes += len(body)
+	var a answer
+	if len(body) > maxAnswer || json.Unmarshal(body, &a) != nil || a.ID == "" || c.known[text(a.ID)] || len(c.fleet.Workers) >= maxWorkers {
+		c.fleet.Dropped++
+		return
+	}
+	w := Worker{ID: text(a.ID), Host: text(a.Host), Version: text(a.Version), Since: c.since(a.Age), More: bounded(a.More), Queues: []Queue{}, Running: []Running{}}
+	c.known[w.ID] = true
+	for _, q := range a.Queues[:min(len(a.Queues), maxQueues)] {
+		q.Name, q.Running, q.Stuck, q.Handled, q.Failed = text(q.Name), bounded(q.Running), bounded(q.Stuck), min(q.Handled, maxCount), min(q.Failed, maxCount)
+		w.Queues = append(w.Queues, q)
+	}
+	for _, r := range a.Running[:min(len(a.Running), maxRunning)] {
+		w.Running = append(w.Running, Running{text(r.Queue), text(r.ID), text(r.Type), text(r.Tenant), bounded(r.Attempt), c.since(r.Age), r.Stuck})
+	}
+	c.fleet.Workers = append(c.fleet.Workers, w)
+}
+
+func bounded(n int) int { return min(max(n, 0), maxCount) }
+
+// since is when something started that has lasted for so many milliseconds.
+func (c *collector) since(age int64) time.Time {
+	return c.now.Add(-time.Duration(min(max(age, 0), maxAge.Milliseconds())) * time.Millisecond).UTC()
+}
