@@ -58,8 +58,7 @@ type answerRunning struct {
 func (w *worker) body(now time.Time) []byte {
 	s := w.tracker.snapshot(now, w.cfg.StuckAfter, maxRunning)
 	a := answer{ID: w.id, Host: w.cfg.Host, Version: w.cfg.Version, Age: now.Sub(w.tracker.born).Milliseconds(), Queues: s.queues[:min(len(s.queues), maxQueues)]}
-	for i := range s.oldest {
-		r := &s.oldest[i]
+	for _, r := range s.oldest {
 		x, age := r.describe(), now.Sub(r.began)
 		a.Running = append(a.Running, answerRunning{x.Queue, x.ID, x.Type, x.Tenant, x.Attempt, age.Milliseconds(), age >= w.cfg.StuckAfter})
 	}

@@ -33,6 +33,7 @@ type Fleet struct {
 const (
 	// quiet is after how long without a further answer Ask returns, and enough after how long in any case.
 	quiet, enough = 500 * time.Millisecond, 2 * time.Second
+	tick          = 100 * time.Millisecond
 
 	// These bound what forged answers can do.
 	maxWorkers     = 2000
@@ -131,29 +132,22 @@ func ask(ctx context.Context, conn *client.Conn, replyTo string) error {
 	return err
 }
 
-// collect reads answers until no more come.
+// collect reads answers until no more come. It counts silent ticks, because one time limit can be over before a busy
+// process has read what is there.
 func collect(ctx context.Context, s replylink.Session) (Fleet, error) {
 	c := collector{now: time.Now(), known: map[string]bool{}, fleet: Fleet{Workers: []Worker{}}}
-	waiting, stop := context.WithTimeout(ctx, enough)
-	defer stop()
-	idle := time.AfterFunc(enough, stop)
-	defer idle.Stop()
-	for c.seen < maxAnswers && c.bytes < maxAnswerBytes {
-		reply, err := s.Receive(waiting, 0)
-		if ctx.Err() != nil {
-			return Fleet{}, ended(ctx)
-		}
-		if waiting.Err() != nil {
-			break
-		}
-		if err == nil {
-			idle.Reset(quiet)
-			err = s.Accept(0, reply.ID)
-		}
-		if err != nil {
+	silent := 0
+	for range enough / tick {
+		before := c.seen
+		if err := c.read(ctx, s); err != nil {
 			return Fleet{}, err
 		}
-		c.add(reply)
+		if silent++; c.seen > before || c.seen == 0 {
+			silent = 0
+		}
+		if silent == int(quiet/tick) || c.full() {
+			break
+		}
 	}
 	slices.SortFunc(c.fleet.Workers, func(a, b Worker) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.ID, b.ID)) })
 	return c.fleet, nil
@@ -165,6 +159,30 @@ type collector struct {
 	known       map[string]bool // by ID
 	seen, bytes int
 	fleet       Fleet
+}
+
+func (c *collector) full() bool { return c.seen >= maxAnswers || c.bytes >= maxAnswerBytes }
+
+// read reads the answers of a tick.
+func (c *collector) read(ctx context.Context, s replylink.Session) error {
+	ticking, done := context.WithTimeout(ctx, tick)
+	defer done()
+	for !c.full() {
+		reply, err := s.Receive(ticking, 0)
+		if err == nil {
+			c.add(reply)
+			err = s.Accept(0, reply.ID)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ended(ctx)
+		case ticking.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *collector) add(reply replylink.Reply) {

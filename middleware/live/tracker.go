@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/client"
@@ -18,20 +19,23 @@ import (
 type tracker struct {
 	born time.Time
 
-	mu sync.Mutex // guards the rest, and all handlings and counters in it
+	mu sync.Mutex // guards the rest, and the counters in it
 	// oldest is the handler that has run longest; each one has the next as its after.
 	oldest, newest *handling
 	running        int
 	queues         map[string]*counter
 }
 
-// handling is a running handler. Only its tracker changes it.
+// handling is a running handler.
 type handling struct {
-	before, after *handling
-	ctx           context.Context
-	delivery      *client.Delivery
-	began         time.Time
-	of            *counter
+	before, after *handling // guarded by the tracker's mu
+	// These don't change.
+	ctx      context.Context
+	delivery *client.Delivery
+	began    time.Time
+	of       *counter
+	// described is the result of describe, so that the next question costs less; nil before the first.
+	described atomic.Pointer[Running]
 }
 
 // counter is what a worker knows about a queue.
@@ -99,7 +103,7 @@ func (c *counter) at(minute int) *struct{ handled, failed uint64 } {
 // snapshot is what a tracker knows at one moment.
 type snapshot struct {
 	queues  []Queue // by name
-	oldest  []handling
+	oldest  []*handling
 	running int
 }
 
@@ -113,7 +117,7 @@ func (t *tracker) snapshot(now time.Time, stuckAfter time.Duration, most int) (s
 		stuck[r.of]++
 	}
 	for r := t.oldest; r != nil && len(s.oldest) < most; r = r.after {
-		s.oldest = append(s.oldest, *r)
+		s.oldest = append(s.oldest, r)
 	}
 	for name, c := range t.queues {
 		q := Queue{Name: name, Running: c.running, Stuck: stuck[c]}
@@ -132,9 +136,12 @@ func (t *tracker) snapshot(now time.Time, stuckAfter time.Duration, most int) (s
 const typeOf091 = "x-basic-type"
 
 // describe reads the message of a running handler. Its sender may have written anything.
-func (r *handling) describe() Running {
+func (r *handling) describe() *Running {
+	if x := r.described.Load(); x != nil {
+		return x
+	}
 	m := r.delivery.Message()
-	x := Running{Queue: r.delivery.Queue(), Attempt: retry.Attempt(client.WithDelivery(r.ctx, r.delivery))}
+	x := &Running{Queue: r.delivery.Queue(), Attempt: retry.Attempt(r.ctx)}
 	if id := message.ID(m); id != nil {
 		x.ID = text(fmt.Sprint(id))
 	}
@@ -149,5 +156,6 @@ func (r *handling) describe() Running {
 		}
 	}
 	x.Type, x.Tenant = text(kind), text(tenant)
+	r.described.Store(x)
 	return x
 }

@@ -73,7 +73,7 @@ func (r runningView) For() time.Duration { return max(time.Since(r.Since), 0) }
 // workers shows what the workers do.
 func (h *Handler) workers(v *visit) *refusal {
 	data := workersData{page: h.page(v, "Workers")}
-	data.Refresh = 5
+	data.Refresh = 10 // every question costs each worker a little
 	all, err := h.fleet.get(h.ctx, h.desk.Workers)
 	data.Err, data.Dropped = plainError(err), all.Dropped
 	known := map[string]bool{}
