@@ -315,7 +315,7 @@ func TestForgedAnswers(t *testing.T) {
 		running := strings.TrimSuffix(strings.Repeat(`{"q":"q","a":-1,"age":1},`, 700), ",")
 		s.forge(
 			nil, []byte("{"), []byte("null"), []byte(`{"id":""}`), []byte(`{"id":7}`), []byte("\x00\xff"),
-			[]byte(`{"id":"twice","host":"forged","age":-1}`), []byte(`{"id":"twice","host":"forged again"}`),
+			[]byte(`{"id":"twice","host":"forged","age":-86400000}`), []byte(`{"id":"twice","host":"forged again"}`),
 			[]byte("{\"id\":\"\xff\xfe\",\"host\":\""+strings.Repeat("\xc3", 1000)+"\",\"age\":9223372036854775807,\"more\":-5}"),
 			[]byte(`{"id":"many","queues":[`+queues+`],"running":[`+running+`]}`),
 			[]byte(`{"id":"deep","queues":`+strings.Repeat("[", 30_000)),
@@ -333,6 +333,7 @@ func TestForgedAnswers(t *testing.T) {
 			assert.LessOrEqual(t, len(w.Queues), 200)
 			assert.LessOrEqual(t, len(w.Running), 500)
 			assert.False(t, w.Since.After(now.Add(3*time.Second)))
+			assert.Greater(t, w.Since.Year(), 1800)
 			assert.GreaterOrEqual(t, w.More, 0)
 			for _, q := range w.Queues {
 				assert.GreaterOrEqual(t, min(q.Running, q.Stuck), 0)
@@ -507,6 +508,39 @@ func TestAnAnswerIsBounded(t *testing.T) {
 		w.stop()
 		time.Sleep(time.Second)
 		assert.Empty(t, w.conn.Stats().Stuck)
+	})
+}
+
+// A panic counts as a failure, and a message that is requeued as not failed doesn't. A full queue for questions that refuses
+// one keeps nobody from answering.
+func TestAPanicFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, hopbacktest.Config{})
+		conn := s.connect(s.broker.URL())
+		calls := 0
+		h := live.With(conn, live.Config{Host: "worker"})(client.HandlerFunc(func(context.Context, *client.Delivery) error {
+			if calls++; calls == 1 {
+				return client.Requeue{}
+			}
+			panic("a panic")
+		}))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- conn.Consume(ctx, "orders", h, client.ConsumerConfig{Concurrency: 1}) }()
+		s.publish(1, nil)
+		time.Sleep(time.Second)
+		_, err := declare.Apply(t.Context(), s.conn.Management(), declare.Topology{
+			Queues:   []declare.Queue{declare.ClassicQueue{Name: "full", DeadLetter: declare.Drop(), MaxLength: 1, Overflow: declare.OverflowRejectPublish}},
+			Bindings: []declare.Binding{{Source: "hopback.workers", Queue: "full"}},
+		})
+		require.NoError(t, err)
+		for range 3 {
+			f := s.ask()
+			require.Len(t, f.Workers, 1)
+			assert.Equal(t, []live.Queue{{Name: "orders", Handled: 2, Failed: 1}}, f.Workers[0].Queues)
+		}
+		cancel()
+		require.NoError(t, <-done)
 	})
 }
 
