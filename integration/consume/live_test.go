@@ -2,6 +2,8 @@ package consume_test
 
 import (
 	"context"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,5 +64,16 @@ func TestWorkersShowWhatTheyDo(t *testing.T) {
 		_, err = live.Ask(t.Context(), blind)
 		require.ErrorIs(t, err, client.ErrUnauthorized)
 		assert.Zero(t, f.Dropped)
+		suite.Poll(t, "only the worker's queue is left", func() bool {
+			var queues []struct{ Name string }
+			s.HTTP(t, http.MethodGet, "/queues/"+s.VHost, nil, &queues)
+			left := 0
+			for _, q := range queues {
+				if strings.HasPrefix(q.Name, "hopback.workers") {
+					left++
+				}
+			}
+			return left == 1
+		})
 	})
 }

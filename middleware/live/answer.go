@@ -116,7 +116,7 @@ func (a *answerer) close(ctx context.Context) {
 func (a *answerer) run() {
 	defer close(a.done)
 	defer a.place.Leave()
-	defer a.remove()
+	defer a.closePublisher()
 	for try := range backoff.Tries(a.ctx, a.pause) {
 		s, err := a.place.Open(a.ctx, a.source)
 		if err == nil {
@@ -150,8 +150,7 @@ func (a *answerer) report(err error) {
 	}
 }
 
-// source declares the queue for questions. They are for now, so it keeps few, and RabbitMQ deletes it when the
-// worker is gone.
+// source declares the queue for questions. They are for now, so it keeps few.
 func (a *answerer) source(oldbroker.Quirks) (replylink.Source, error) {
 	if err := a.declare(a.ctx); err != nil {
 		return replylink.Source{}, err
@@ -165,12 +164,18 @@ func (a *answerer) declare(ctx context.Context) error {
 	defer done()
 	_, err := declare.Apply(ctx, a.worker.conn.Management(), declare.Topology{
 		Exchanges: []declare.Exchange{{Name: exchange, Type: declare.ExchangeFanout}},
-		Queues: []declare.Queue{declare.ClassicQueue{
-			Name: a.queue, DeadLetter: declare.Drop(), Expires: time.Minute, MessageTTL: questionLife, MaxLength: 20, MaxLengthBytes: 64_000,
-		}},
-		Bindings: []declare.Binding{{Source: exchange, Queue: a.queue}},
+		Queues:    []declare.Queue{passingQueue(a.queue, 20, 64_000, questionLife)},
+		Bindings:  []declare.Binding{{Source: exchange, Queue: a.queue}},
 	})
 	return err
+}
+
+// passingQueue is a queue for messages that are of interest for so long. RabbitMQ deletes it when its consumer is gone, or if
+// there is none for a minute, and doctor knows by AutoDelete that it doesn't have to keep anything.
+func passingQueue(name string, messages, bytes int64, life time.Duration) declare.Queue {
+	return declare.RawQueue{Name: name, Durable: true, AutoDelete: true, Arguments: map[string]any{
+		"x-queue-type": "classic", "x-expires": time.Minute.Milliseconds(), "x-message-ttl": life.Milliseconds(), "x-max-length": messages, "x-max-length-bytes": bytes,
+	}}
 }
 
 // serve answers questions until the session ends.
@@ -227,14 +232,8 @@ func (a *answerer) send(ctx context.Context, to address.Address) (err error) {
 	return nil
 }
 
-// remove deletes the queue. If it can't be deleted now, it expires.
-func (a *answerer) remove() {
-	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
-	defer cancel()
+func (a *answerer) closePublisher() {
 	if a.publisher != nil {
-		_ = a.publisher.Close(ctx)
-	}
-	if a.worker.conn.State().Connected {
-		_, _ = declare.DeleteQueue(ctx, a.worker.conn.Management(), a.queue)
+		cleanUp(a.ctx, func(ctx context.Context) { _ = a.publisher.Close(ctx) })
 	}
 }

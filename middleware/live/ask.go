@@ -68,17 +68,8 @@ func Ask(ctx context.Context, conn *client.Conn) (Fleet, error) {
 	if err != nil {
 		return Fleet{}, err
 	}
-	declared := false
-	defer func() {
-		if declared { // otherwise it may not be possible to delete it, and RabbitMQ does
-			cleanUp(ctx, func(ctx context.Context) { _, _ = declare.DeleteQueue(ctx, conn.Management(), queue) })
-		}
-	}()
 	s, err := place.Open(asking, func(oldbroker.Quirks) (replylink.Source, error) {
-		_, err := declare.Apply(asking, conn.Management(), declare.Topology{Queues: []declare.Queue{declare.ClassicQueue{
-			Name: queue, DeadLetter: declare.Drop(), Expires: time.Minute, MaxLength: maxAnswers, MaxLengthBytes: maxAnswerBytes,
-		}}})
-		declared = err == nil
+		_, err := declare.Apply(asking, conn.Management(), declare.Topology{Queues: []declare.Queue{passingQueue(queue, maxAnswers, maxAnswerBytes, answerLife)}})
 		return replylink.Source{Queue: to, Links: 1, Credit: 200}, err
 	})
 	if err == nil {

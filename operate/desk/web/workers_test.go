@@ -79,6 +79,7 @@ func TestTheWorkersPage(t *testing.T) {
 	for _, text := range []string{"<i>", "<b>ada", "hidden host", "a secret", "secrets", "the body of"} {
 		assert.NotContains(t, page.text, text)
 	}
+	assert.NotContains(t, b.get("").text, "hopback.workers", "the workers' queues aren't work queues")
 	// Visitors share an answer for two seconds.
 	asked := s.handler.fleet.at
 	b.get("workers")

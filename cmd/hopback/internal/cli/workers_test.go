@@ -3,6 +3,7 @@ package cli_test
 import (
 	"context"
 	"encoding/json"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,8 @@ func TestWorkersOnTheCommandLine(t *testing.T) {
 	b := hopbacktest.Start(t, hopbacktest.Config{})
 	url, err := b.Listen("127.0.0.1:0")
 	require.NoError(t, err)
+	api := httptest.NewServer(b.HTTPHandler())
+	defer api.Close()
 	conn, err := client.Connect(t.Context(), url, client.Config{})
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, conn.Close(context.Background())) }()
@@ -71,6 +74,9 @@ func TestWorkersOnTheCommandLine(t *testing.T) {
 	assert.Contains(t, r.stdout, "\n1 worker, 1 handler running, 1 stuck\n")
 	assert.NotContains(t, r.stdout, "\x1b")
 	assert.NotContains(t, r.stdout, "the body")
+	x := world{env: map[string]string{"HOPBACK_URL": url, "HOPBACK_MANAGEMENT_URL": strings.Replace(api.URL, "http://", "http://guest:guest@", 1)}}.run("doctor")
+	assert.NotContains(t, x.stdout, "hopback.workers", "doctor has nothing to say about the worker's queue")
+	assert.Contains(t, x.stdout, "orders")
 	r = run("-o", "yaml")
 	assert.Contains(t, r.stdout, "workers:\n  - id: ")
 	r = run("--watch=100ms", "--timeout=5s")
