@@ -143,7 +143,7 @@ func (a *answerer) report(err error) {
 	if err == nil || a.ctx.Err() != nil || errors.Is(err, client.ErrConnectionLost) {
 		return
 	}
-	a.refused = errors.Is(err, client.ErrUnauthorized) || errors.Is(err, client.ErrRefused)
+	a.refused = errors.Is(err, client.ErrUnauthorized)
 	if !a.failing {
 		a.failing = true
 		a.worker.log().Warn("hopback: this worker isn't shown among the live ones; its handlers continue", "queue", a.queue, "error", err)
