@@ -54,7 +54,7 @@ type counts struct {
 type observed struct {
 	handling, unsettled, ready, forwarding, stalled, unconfirmed, queued metric.Int64ObservableUpDownCounter
 	connections, sessions, blockedNow, consumers, publishers             metric.Int64ObservableUpDownCounter
-	requesters, calls, partitions, paused                                metric.Int64ObservableUpDownCounter
+	requesters, calls, partitions, paused, stuck                         metric.Int64ObservableUpDownCounter
 	lost, rebuilt, sent, consumed                                        metric.Int64ObservableCounter
 	blocked                                                              metric.Float64ObservableCounter
 	oldest, idle                                                         metric.Float64ObservableGauge
@@ -75,7 +75,7 @@ func newNumbers(m metric.Meter, most int) *numbers {
 	n.observed.make(m)
 	o := &n.observed
 	_ = made(m.RegisterCallback(n.observe, o.handling, o.unsettled, o.ready, o.forwarding, o.stalled, o.unconfirmed, o.queued,
-		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.partitions, o.paused, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed))
+		o.connections, o.sessions, o.blockedNow, o.consumers, o.publishers, o.requesters, o.calls, o.partitions, o.paused, o.stuck, o.lost, o.rebuilt, o.blocked, o.oldest, o.idle, o.sent, o.consumed))
 	return n
 }
 
@@ -85,6 +85,7 @@ func (o *observed) make(m metric.Meter) {
 		name, unit, what string
 	}{
 		{&o.handling, "hopback.handling", "{message}", "Number of running handlers."},
+		{&o.stuck, "hopback.handling.stuck", "{message}", "Number of running handlers that count as stuck."},
 		{&o.unsettled, "hopback.unsettled", "{message}", "Number of deliveries that consumers hold."},
 		{&o.ready, "hopback.ready", "{message}", "Number of held deliveries that wait for a handler."},
 		{&o.forwarding, "hopback.forwarding", "{message}", "Number of copies that wait for the broker's confirmation."},
@@ -314,7 +315,7 @@ func (n *numbers) watch(stats func() instrument.Stats) (closed func()) {
 func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 	n.mu.Lock()
 	all := slices.Clone(n.watched)
-	sums := &snapshot{past: n.past, consumers: map[string]*consumerStats{}, publishers: map[string]*publisherStats{}}
+	sums := &snapshot{past: n.past, consumers: map[string]*consumerStats{}, publishers: map[string]*publisherStats{}, stuck: map[string]int64{}}
 	n.mu.Unlock()
 	for _, w := range all {
 		n.add(sums, w.stats())
@@ -330,6 +331,9 @@ func (n *numbers) observe(_ context.Context, to metric.Observer) error {
 	to.ObserveFloat64(o.blocked, sums.past.blocked.Seconds())
 	for name, c := range sums.consumers {
 		n.observeConsumers(to, name, c)
+	}
+	for name, stuck := range sums.stuck {
+		to.ObserveInt64(o.stuck, stuck, metric.WithAttributeSet(attribute.NewSet(semconv.MessagingDestinationName(name))))
 	}
 	n.observeRequesters(to, sums.requesters)
 	for name, p := range sums.publishers {
@@ -348,6 +352,7 @@ type snapshot struct {
 	past       counts                     // with those of closed connections
 	consumers  map[string]*consumerStats  // by queue
 	publishers map[string]*publisherStats // by destination
+	stuck      map[string]int64           // by queue
 	requesters []instrument.RequesterStats
 }
 
@@ -396,6 +401,9 @@ func (n *numbers) add(sums *snapshot, s instrument.Stats) {
 		} else {
 			x.links[0]++
 		}
+	}
+	for _, q := range s.Stuck {
+		sums.stuck[n.queues.bounded(valid(q.Queue))] += int64(q.Handlers)
 	}
 	sums.requesters = append(sums.requesters, s.Requesters...)
 	for _, p := range s.Publishers {

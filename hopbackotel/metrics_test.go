@@ -23,6 +23,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbackotel"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/middleware/live"
 	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/rpc"
@@ -423,5 +424,37 @@ func TestMetricsOfPartitions(t *testing.T) {
 		for range labs {
 			require.NoError(t, <-done)
 		}
+	})
+}
+
+// Package live counts the handlers that run for too long, by queue, while the consumer runs.
+func TestMetricsOfStuckHandlers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab()
+		broker := hopbacktest.Start(t, hopbacktest.Config{})
+		cfg := l.config(t, hopbackotel.Config{})
+		cfg.Dial = broker.Dial
+		conn, err := client.Connect(t.Context(), broker.URL(), cfg)
+		require.NoError(t, err)
+		_, err = declare.Apply(t.Context(), conn.Management(), declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}}})
+		require.NoError(t, err)
+		release := make(chan struct{})
+		h := live.With(conn, live.Config{StuckAfter: time.Minute})(client.HandlerFunc(func(context.Context, *client.Delivery) error { <-release; return nil }))
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- conn.Consume(ctx, "orders", h, client.ConsumerConfig{Concurrency: 2}) }()
+		pub, err := client.NewPublisher[*client.Message](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
+		require.NoError(t, err)
+		for _, want := range []string{"0", "1", "2"} { // the second comes 50 s after the first
+			require.NoError(t, pub.Publish(t.Context(), order("o")))
+			time.Sleep(50 * time.Second)
+			require.Equal(t, want, l.metrics(t)["hopback.handling.stuck{orders}"])
+		}
+		close(release)
+		synctest.Wait()
+		require.Equal(t, "0", l.metrics(t)["hopback.handling.stuck{orders}"])
+		stop()
+		require.NoError(t, <-ended)
+		require.NoError(t, conn.Close(t.Context()))
 	})
 }

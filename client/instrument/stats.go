@@ -24,6 +24,14 @@ type Stats struct {
 	Consumers  []ConsumerStats
 	Publishers []PublisherStats
 	Requesters []RequesterStats
+	// Stuck are the queues whose handlers middleware/live follows.
+	Stuck []StuckStats
+}
+
+// StuckStats are the stuck handlers of a worker at one moment: see package middleware/live.
+type StuckStats struct {
+	Queue    string
+	Handlers int
 }
 
 // ConsumerStats are the counts of one call of client.Conn.Consume or stream.Consume at one

@@ -21,8 +21,8 @@ import (
 // how many methods the types among them may have. Both only ever fall. A new name needs the
 // removal of an old one, or a reason in the commit that raises the limit.
 const (
-	maxNames   = 631
-	maxMethods = 312
+	maxNames   = 639
+	maxMethods = 313
 )
 
 // count is what one package exports.

@@ -329,7 +329,7 @@ var Table = []Entry{
 			for _, q := range c.Sorted() {
 				overflow, set := q.Text("x-overflow")
 				_, _, deadLetters := q.DeadLetters()
-				if key := q.Limited(); key != "" && q.Type != queuearg.Stream && !deadLetters && (!set || overflow == string(declare.OverflowDropHead)) {
+				if key := q.Limited(); key != "" && q.Type != queuearg.Stream && !deadLetters && !q.Passing() && (!set || overflow == string(declare.OverflowDropHead)) {
 					c.ReportQueue(q, "it has %s and drops the oldest message when it is full", key)
 					c.Path("publisher", "confirmed", NameOfQueue(q.Name), "full", "its oldest message is dropped")
 				}

@@ -296,7 +296,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 	var all []QueueSurvey
 	for _, q := range found {
 		switch {
-		case len(names) > 0 && !slices.Contains(names, q.Name), len(names) == 0 && strings.HasSuffix(q.Name, lockSuffix):
+		case len(names) > 0 && !slices.Contains(names, q.Name), len(names) == 0 && (strings.HasSuffix(q.Name, lockSuffix) || strings.HasPrefix(q.Name, liveQueues)):
 			continue
 		}
 		s := QueueSurvey{

@@ -33,6 +33,7 @@ func (h *Handler) routes() {
 		"pause":      {http.MethodGet, ActionView, h.paused},
 		"runs":       {http.MethodGet, ActionView, h.runList},
 		"partitions": {http.MethodGet, ActionView, h.partitions},
+		"workers":    {http.MethodGet, ActionView, h.workers},
 		"run":        {http.MethodGet, ActionView, h.runPage},
 
 		"survey":        {http.MethodPost, ActionView, h.startSurvey},

@@ -112,6 +112,7 @@ type Handler struct {
 	work   sync.WaitGroup
 
 	asking sync.Mutex // held while a group's workers are asked
+	fleet  fleet
 	queues queueLocks
 	counts counts
 	survey surveyor

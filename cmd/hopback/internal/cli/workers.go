@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hopback/hopback/middleware/live"
+)
+
+// shownHandlers is how many running handlers are shown as text.
+const shownHandlers = 50
+
+func (c *command) workers() *cobra.Command {
+	var watch time.Duration
+	cmd := &cobra.Command{
+		Use:   "workers",
+		Short: "Show the workers, and which handlers run",
+		Long: `Show who works, what runs and for how long, and what was handled in the last hour. Workers
+answer if they use package live (middleware/live). Nothing shows the bodies of messages.
+--watch repeats that until ^C.
+
+Text has the 50 handlers that have run longest; JSON and YAML have up to 500 of each worker.
+
+Exit codes:
+  0    done, also if there are no workers
+  2    unknown: the broker can't be reached or refuses the user, or the timeout expired
+  64   the command line is wrong; nothing was sent
+  130  interrupted`,
+		Example: `  hopback workers
+  hopback workers --watch=5s
+  hopback workers -o json`,
+		Args: takes(0, 0, "[flags]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkWatch(cmd, watch, args); err != nil {
+				return err
+			}
+			return c.work(cmd, nil, func(ctx context.Context, b *broker, _ input) error {
+				if err := b.connect(ctx); err != nil {
+					return err
+				}
+				take := func(ctx context.Context) snapshot {
+					f, err := live.Ask(ctx, b.conn)
+					if err != nil {
+						return snapshot{err: timedOut(ctx, err)}
+					}
+					return snapshot{value: f, text: func(text *strings.Builder) { fleetText(text, f, time.Now()) }}
+				}
+				if watch > 0 {
+					return c.watch(ctx, watch, take)
+				}
+				s := take(ctx)
+				if s.err != nil {
+					return s.err
+				}
+				return c.result(s.value, nil, s.text, "")
+			})
+		},
+	}
+	f := cmd.Flags()
+	c.connectionFlags(f)
+	durationVar(f, nil, "timeout", time.Minute, "time limit of the command; 0 means none")
+	watchFlag(cmd, &watch)
+	c.outputFlag(cmd, "the workers")
+	return cmd
+}
+
+// fleetText shows the workers, and what has run longest.
+func fleetText(text *strings.Builder, f live.Fleet, now time.Time) {
+	type running struct {
+		live.Running
+		host string
+	}
+	var handlers []running
+	all, stuck := 0, 0
+	table := tabwriter.NewWriter(text, 0, 0, 2, ' ', 0)
+	if len(f.Workers) > 0 {
+		_, _ = fmt.Fprintln(table, "host\tversion\tup\tqueue\trunning\tstuck\thandled/h\tfailed/h")
+	}
+	for _, w := range f.Workers {
+		for _, r := range w.Running {
+			handlers = append(handlers, running{r, w.Host})
+		}
+		for _, q := range w.Queues {
+			all, stuck = all+q.Running, stuck+q.Stuck
+			_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", printable(w.Host), dash(w.Version), lasting(now, w.Since), printable(q.Name), q.Running, q.Stuck, q.Handled, q.Failed)
+		}
+		if len(w.Queues) == 0 {
+			_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t-\t0\t0\t0\t0\n", printable(w.Host), dash(w.Version), lasting(now, w.Since))
+		}
+	}
+	_ = table.Flush()
+	slices.SortStableFunc(handlers, func(a, b running) int { return a.Since.Compare(b.Since) })
+	if len(handlers) > 0 {
+		_, _ = fmt.Fprintln(table, "\nfor\tqueue\tmessage\ttype\ttenant\tattempt\thost")
+	}
+	for _, r := range handlers[:min(len(handlers), shownHandlers)] {
+		took := lasting(now, r.Since)
+		if r.Stuck {
+			took += " (stuck)"
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%s\n", took, printable(r.Queue), dash(r.ID), dash(r.Type), dash(r.Tenant), r.Attempt, printable(r.host))
+	}
+	_ = table.Flush()
+	if len(handlers) > 0 {
+		text.WriteByte('\n')
+	}
+	_, _ = fmt.Fprintf(text, "%s, %s running, %d stuck\n", count(len(f.Workers), "worker"), count(all, "handler"), stuck)
+	if f.Dropped > 0 {
+		_, _ = fmt.Fprintf(text, "%s came that aren't answers of a worker: somebody may have forged them.\n", count(f.Dropped, "message"))
+	}
+}
+
+// dash is a text of somebody else, or "-".
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return printable(s)
+}
+
+// lasting is how long something lasts that began at a time.
+func lasting(now, since time.Time) string {
+	d := max(now.Sub(since), 0)
+	if d < time.Minute {
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}

@@ -1,0 +1,239 @@
+package live
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/hopback/hopback/address"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/oldbroker"
+)
+
+const (
+	// patience is how long the broker has for a request, and a worker for an answer.
+	patience, answerLimit = 10 * time.Second, 2 * time.Second
+	// between is the time between two answers of a worker, however many questions there are.
+	between = 50 * time.Millisecond
+	// renewEvery is how often a worker binds its queue again, in case somebody has deleted the exchange, and
+	// refusedPause is how long it waits after it was refused.
+	renewEvery, refusedPause = 10 * time.Minute, 5 * time.Minute
+	// questionLife is how long a question is of interest, and answerLife an answer.
+	questionLife, answerLife = 2 * time.Second, 10 * time.Second
+
+	maxAnswer  = 64_000 // bytes
+	maxRunning = 500    // of an answer
+	maxQueues  = 200
+)
+
+// answer is the body of a worker's message, in JSON. It has ages in milliseconds, because clocks differ.
+type answer struct {
+	ID      string          `json:"id"`
+	Host    string          `json:"host"`
+	Version string          `json:"version,omitempty"`
+	Age     int64           `json:"age"`
+	Queues  []Queue         `json:"queues"`
+	Running []answerRunning `json:"running"`
+	More    int             `json:"more,omitempty"`
+}
+
+type answerRunning struct {
+	Queue   string `json:"q"`
+	ID      string `json:"i,omitempty"`
+	Type    string `json:"t,omitempty"`
+	Tenant  string `json:"n,omitempty"`
+	Attempt int    `json:"a"`
+	Age     int64  `json:"age"`
+	Stuck   bool   `json:"s,omitempty"`
+}
+
+// body returns the worker's answer, of at most maxAnswer bytes.
+func (w *worker) body(now time.Time) []byte {
+	s := w.tracker.snapshot(now, w.cfg.StuckAfter, maxRunning)
+	a := answer{ID: w.id, Host: w.cfg.Host, Version: w.cfg.Version, Age: now.Sub(w.tracker.born).Milliseconds(), Queues: s.queues[:min(len(s.queues), maxQueues)]}
+	for _, r := range s.oldest {
+		x, age := r.describe(), now.Sub(r.began)
+		a.Running = append(a.Running, answerRunning{x.Queue, x.ID, x.Type, x.Tenant, x.Attempt, age.Milliseconds(), age >= w.cfg.StuckAfter})
+	}
+	for {
+		a.More = s.running - len(a.Running)
+		b, err := json.Marshal(a)
+		switch {
+		case err == nil && len(b) <= maxAnswer:
+			return b
+		case len(a.Running) > 0:
+			a.Running = a.Running[:len(a.Running)/2]
+		default:
+			a.Queues = a.Queues[:len(a.Queues)/2]
+		}
+	}
+}
+
+// answerer answers the questions to a worker until the worker's last consumer has ended, or its Conn is closed.
+type answerer struct {
+	worker *worker
+	place  link.ReplyPlace
+	queue  string
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	// Only run uses these.
+	publisher *client.Publisher[*client.Message] // nil before the first answer
+	failing   bool                               // the last try failed, and the log has it
+	refused   bool
+}
+
+// answer starts the answers. It returns nil if the Conn is closed.
+func (w *worker) answer() *answerer {
+	a := &answerer{worker: w, queue: questions + strings.ToLower(rand.Text()), done: make(chan struct{})}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	var err error
+	if a.place, err = inside.Of(w.conn).ReserveReplies(a.close, w.count); err != nil {
+		a.cancel()
+		return nil
+	}
+	go a.run()
+	return a
+}
+
+// close stops the answers, and waits for that within ctx.
+func (a *answerer) close(ctx context.Context) {
+	a.cancel()
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+	}
+}
+
+func (a *answerer) run() {
+	defer close(a.done)
+	defer a.place.Leave()
+	defer a.closePublisher()
+	for try := range backoff.Tries(a.ctx, a.pause) {
+		s, err := a.place.Open(a.ctx, a.source)
+		if err == nil {
+			try.Up()
+			a.failing, a.refused = false, false
+			err = a.serve(s)
+			s.Close()
+		}
+		a.report(err)
+	}
+}
+
+// pause is how long to wait before the next try. An attempt without the permission for it costs the broker a
+// session, so there are few.
+func (a *answerer) pause(failures int) time.Duration {
+	if a.refused {
+		return refusedPause
+	}
+	return a.place.Pause(failures)
+}
+
+// report logs why the worker can't be asked, once.
+func (a *answerer) report(err error) {
+	if err == nil || a.ctx.Err() != nil || errors.Is(err, client.ErrConnectionLost) {
+		return
+	}
+	a.refused = errors.Is(err, client.ErrUnauthorized)
+	if !a.failing {
+		a.failing = true
+		a.worker.log().Warn("hopback: this worker isn't shown among the live ones; its handlers continue", "queue", a.queue, "error", err)
+	}
+}
+
+// source declares the queue for questions. They are for now, so it keeps few.
+func (a *answerer) source(oldbroker.Quirks) (link.ReplySource, error) {
+	if err := a.declare(a.ctx); err != nil {
+		return link.ReplySource{}, err
+	}
+	to, err := address.Queue(a.queue).Build()
+	return link.ReplySource{Queue: to, Links: 1, Credit: 4}, err
+}
+
+func (a *answerer) declare(ctx context.Context) error {
+	ctx, done := context.WithTimeout(ctx, patience)
+	defer done()
+	_, err := declare.Apply(ctx, a.worker.conn.Management(), declare.Topology{
+		Exchanges: []declare.Exchange{{Name: exchange, Type: declare.ExchangeFanout}},
+		Queues:    []declare.Queue{passingQueue(a.queue, 20, 64_000, questionLife)},
+		Bindings:  []declare.Binding{{Source: exchange, Queue: a.queue}},
+	})
+	return err
+}
+
+// passingQueue is a queue for messages that are of interest for so long. RabbitMQ deletes it when its consumer is gone, or if
+// there is none for a minute, and doctor knows by AutoDelete that it doesn't have to keep anything.
+func passingQueue(name string, messages, bytes int64, life time.Duration) declare.Queue {
+	return declare.RawQueue{Name: name, Durable: true, AutoDelete: true, Arguments: map[string]any{
+		"x-queue-type": "classic", "x-expires": time.Minute.Milliseconds(), "x-message-ttl": life.Milliseconds(), "x-max-length": messages, "x-max-length-bytes": bytes,
+	}}
+}
+
+// serve answers questions until the session ends.
+func (a *answerer) serve(s link.ReplySession) error {
+	ctx, cancel := context.WithCancel(a.ctx)
+	renewing := make(chan struct{})
+	go func() {
+		defer close(renewing)
+		for backoff.Sleep(ctx, renewEvery) {
+			_ = a.declare(ctx)
+		}
+	}()
+	defer func() { cancel(); <-renewing }()
+	for {
+		question, err := s.Receive(ctx, 0)
+		if err != nil {
+			return err
+		}
+		// A question isn't answered later: the one who asked is gone by then.
+		if err := s.Accept(0, question.ID); err != nil {
+			return err
+		}
+		if to, ok := answersTo(question.Message); ok {
+			a.report(a.send(ctx, to))
+		}
+		backoff.Sleep(ctx, between)
+	}
+}
+
+// answersTo returns the queue that a question wants its answers in.
+func answersTo(question *client.Message) (to address.Address, ok bool) {
+	p := question.Properties
+	if p == nil || p.ReplyTo == nil {
+		return to, false
+	}
+	to, err := address.Parse(*p.ReplyTo)
+	return to, err == nil && to.IsQueue() && strings.HasPrefix(to.QueueName(), answers)
+}
+
+// send sends an answer. That nobody waits for it any more is no error.
+func (a *answerer) send(ctx context.Context, to address.Address) (err error) {
+	ctx, done := context.WithTimeout(ctx, answerLimit)
+	defer done()
+	if a.publisher == nil {
+		if a.publisher, err = client.NewPublisher[*client.Message](ctx, a.worker.conn, address.Address{}, client.PublisherConfig{NoResend: true}); err != nil {
+			return err
+		}
+	}
+	m := client.NewMessage(a.worker.body(time.Now()))
+	m.Header = &client.Header{Priority: 4, TTL: answerLife} // it doesn't have to survive a restart
+	if err = a.publisher.Publish(ctx, m, client.PublishTo(to)); errors.Is(err, client.ErrUnauthorized) {
+		return err
+	}
+	return nil
+}
+
+func (a *answerer) closePublisher() {
+	if a.publisher != nil {
+		cleanUp(a.ctx, func(ctx context.Context) { _ = a.publisher.Close(ctx) })
+	}
+}
