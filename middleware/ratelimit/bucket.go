@@ -2,12 +2,9 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"math"
 	"sync"
 	"time"
-
-	"github.com/hopback/hopback/client"
 )
 
 // bucket is a token bucket. It counts in seconds after began.
@@ -39,20 +36,15 @@ func newBucket(c Config, s *share) *bucket {
 	return b
 }
 
-var errDraining = errors.New("the consumer is stopping")
-
-// wait returns when a call may start, or with the error of ctx, or as soon as the consumer drains. It waits even if ctx has
-// a deadline before that: otherwise the message would go back and forth between broker and consumer until the deadline.
+// wait returns when a call may start, or with the error of ctx. It waits even if ctx has a deadline before that:
+// otherwise the message would go back and forth between broker and consumer until the deadline.
 func (b *bucket) wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	draining := client.Draining(ctx)
 	select {
 	case b.turn <- struct{}{}:
 		defer func() { <-b.turn }()
-	case <-draining:
-		return errDraining
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -67,9 +59,6 @@ func (b *bucket) wait(ctx context.Context) error {
 		case <-timer.C:
 		case <-changed:
 			timer.Stop()
-		case <-draining:
-			timer.Stop()
-			return errDraining
 		case <-ctx.Done():
 			timer.Stop()
 			return context.Cause(ctx)

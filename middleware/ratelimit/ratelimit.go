@@ -89,8 +89,8 @@ func (c Config) withDefaults() (Config, error) {
 // With returns the Middleware. A delivery over the limit waits before its handler is called.
 // Deliveries wait in the order in which they arrive.
 //
-//   - If its consumer drains or its ctx ends while a delivery waits, it returns to the queue as a client.Requeue
-//     that isn't Failed, and isn't counted, so that another worker can handle it.
+//   - If the ctx of a delivery ends while it waits, it returns to the queue as a client.Requeue
+//     that isn't Failed, and isn't counted.
 //   - If cfg is invalid, Consume returns an *argument.Error when it starts.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()

@@ -243,23 +243,3 @@ func TestASharedLimitNeedsABroker(t *testing.T) {
 		require.NoError(t, h.Handle(t.Context(), delivery("orders", "1")))
 	})
 }
-
-// A worker that stops returns at once what waits for the limit, uncounted.
-func TestAWorkerThatStopsHoldsNothingBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newShop(t, 20, ratelimit.Config{PerSecond: 0.1})
-		w := s.work()
-		time.Sleep(5 * time.Second)
-		stopped := time.Now()
-		w.leave()
-		assert.Less(t, time.Since(stopped), time.Second)
-		all := s.broker.Queue("orders").Messages()
-		assert.Len(t, all, 19)
-		for _, m := range all {
-			if h := m.Message.Header; h != nil {
-				assert.Zero(t, h.DeliveryCount)
-			}
-		}
-	})
-}
