@@ -632,3 +632,30 @@ func TestAnAlarmKeepsNoTokenInHand(t *testing.T) {
 		assert.Len(t, queue.Messages(), 1)
 	})
 }
+
+// A worker that has last looked while a message was paused doesn't bring the pause back, however long ago that was.
+func TestAResumedMessageStaysResumed(t *testing.T) {
+	t.Parallel()
+	forEachVersion(t, func(t *testing.T, version string) {
+		w, g := recurring(t, version)
+		got := newTally()
+		w.consume("work", got)
+		for _, name := range []string{"one", "two", "three"} {
+			w.group(g, schedule.RunConfig{Worker: name, Recurring: []schedule.Recurring{every("m", 24*time.Hour)}})
+		}
+		time.Sleep(25 * time.Hour)
+		for range 3 {
+			require.NoError(t, g.Pause(t.Context(), schedule.PauseConfig{}))
+			require.NoError(t, g.Pause(t.Context(), schedule.PauseConfig{Names: []string{"m"}}))
+			got.clear()
+			time.Sleep(48 * time.Hour)
+			synctest.Wait()
+			assert.Zero(t, got.len())
+			require.NoError(t, g.Resume(t.Context()))
+			require.NoError(t, g.Resume(t.Context(), "m"))
+			time.Sleep(5 * 24 * time.Hour)
+			synctest.Wait()
+			assert.Equal(t, 5, got.len())
+		}
+	})
+}

@@ -308,10 +308,8 @@ func (r *runner) visit(ctx context.Context) error {
 		return nil
 	}
 	r.aside.Store(false)
-	if r.started && s.merge(r.known) {
-		r.dirty = true
-	}
 	if r.started && r.known.Serial > s.Serial { // it was created by one who didn't know the former one, or a change was lost
+		s.merge(r.known)
 		s.Serial, s.Done = r.known.Serial, min(s.Done, r.known.Done)
 		r.dirty = true
 	}

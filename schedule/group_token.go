@@ -76,12 +76,14 @@ func (s *state) merge(other state) (changed bool) {
 		}
 		s.Holds, changed = kept, true
 	}
-	for _, e := range other.Edits {
-		if !slices.Contains(s.Edits, e) {
-			s.Edits, changed = append(slices.Clone(s.Edits), e), true
+	if changed {
+		for _, e := range other.Edits {
+			if !slices.Contains(s.Edits, e) {
+				s.Edits = append(slices.Clone(s.Edits), e)
+			}
 		}
+		s.Edits = s.Edits[max(0, len(s.Edits)-maxEdits):]
 	}
-	s.Edits = s.Edits[max(0, len(s.Edits)-maxEdits):]
 	return changed
 }
 
@@ -105,13 +107,9 @@ func edited(all []hold, name string) (at int64) {
 	return at
 }
 
-const (
-	// endedFor is how long the state knows that a pause has ended, for a token that hasn't heard of it: a process that
-	// hangs may hold one for as long as RabbitMQ's consumer timeout, 30 minutes.
-	endedFor = time.Hour
-	// maxEnded bounds how many of these there are.
-	maxEnded = 32
-)
+// maxEnded is of how many names the state knows that they were resumed, or that their pause is over, for a token or a worker
+// that hasn't heard of it.
+const maxEnded = 16
 
 // current leaves out pauses that are over, but not the last edit of a name.
 func current(all []hold, done int64) (kept []hold) {
@@ -119,7 +117,7 @@ func current(all []hold, done int64) (kept []hold) {
 	for _, h := range slices.Backward(all) { // the last ones that ended are the last ones
 		switch {
 		case h.Until == 0 || h.Until > done:
-		case h.Edited < edited(all, h.Name) || h.Edited < done-endedFor.Nanoseconds() || ended == maxEnded:
+		case h.Edited < edited(all, h.Name) || ended == maxEnded:
 			continue
 		default:
 			ended++
