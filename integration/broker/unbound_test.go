@@ -28,12 +28,14 @@ func TestDeadLettersOfAQueueThatWasUnboundAreKept(t *testing.T) {
 			Exchanges: []declare.Exchange{{Name: "dead", Type: declare.ExchangeDirect}},
 			Queues: []declare.Queue{
 				declare.QuorumQueue{Name: "delay", MessageTTL: 100 * time.Millisecond, DeadLetter: declare.DeadLetterTarget{Exchange: "dead", RoutingKey: "k"}, DeliveryLimit: declare.Unlimited},
+				declare.QuorumQueue{Name: "clock", MessageTTL: 100 * time.Millisecond, DeadLetter: declare.DeadLetterTarget{Exchange: "dead", RoutingKey: "late"}, DeliveryLimit: declare.Unlimited},
+				declare.QuorumQueue{Name: "ticks", DeadLetter: declare.Drop()},
 				declare.QuorumQueue{Name: "work", DeadLetter: declare.Drop()},
 				declare.QuorumQueue{Name: "full", DeadLetter: declare.Drop(), MaxLength: 1, Overflow: declare.OverflowRejectPublish},
 			},
 			Bindings: []declare.Binding{to("work"), to("full")},
 		})
-		full := suite.Publisher[int](t, conn, address.Queue("full"))
+		full, clock := suite.Publisher[int](t, conn, address.Queue("full")), suite.Publisher[int](t, conn, address.Queue("clock"))
 		suite.Poll(t, "the queue is full", func() bool { return full.Publish(t.Context(), 0) != nil })
 		counts := func(queue string) (ready, dead int) {
 			t.Helper()
@@ -54,7 +56,16 @@ func TestDeadLettersOfAQueueThatWasUnboundAreKept(t *testing.T) {
 			return ready == inFlight && dead == messages
 		})
 		require.NoError(t, declare.DeleteBinding(t.Context(), conn.Management(), to("full")))
-		time.Sleep(25 * time.Second) // in which the broker has tried again
+		// The broker tries again every 10 s. When another queue's dead letter, which had no route at first, has come twice, it
+		// has done so here, too.
+		late := declare.Binding{Source: "dead", Queue: "ticks", Key: "late"}
+		for n := range 2 {
+			require.NoError(t, clock.Publish(t.Context(), n))
+			suite.Poll(t, "it has no route", func() bool { _, dead := counts("clock"); return dead == 1 })
+			suite.Apply(t, conn, declare.Topology{Bindings: []declare.Binding{late}})
+			suite.Poll(t, "the broker has tried again", func() bool { ready, _ := counts("ticks"); return ready == n+1 })
+			require.NoError(t, declare.DeleteBinding(t.Context(), conn.Management(), late))
+		}
 		ready, _ := counts("work")
 		_, dead := counts("delay")
 		assert.Equal(t, inFlight, ready, "the others wait behind them")
