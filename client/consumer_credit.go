@@ -89,6 +89,35 @@ func (c *credit) reclaim(done chan struct{}) {
 	c.grant()
 }
 
+// roundTrip returns when the queue has taken all that was settled before on the link, or the link session
+// is over: a queue answers a drain after what came before it. Without credit it answers, too.
+func (c *credit) roundTrip() {
+	for {
+		c.flow.Lock()
+		c.of.mu.Lock()
+		running, stopped := c.window.draining, c.window.stopped
+		done := make(chan struct{})
+		if running == nil && !stopped {
+			c.window.draining = done
+		}
+		c.of.mu.Unlock()
+		c.flow.Unlock()
+		switch {
+		case stopped: // the broker's answer to the detach comes after all as well
+			<-c.of.dead
+			return
+		case running == nil:
+			c.reclaim(done)
+			return
+		}
+		select {
+		case <-running: // which may have begun before
+		case <-c.of.dead:
+			return
+		}
+	}
+}
+
 // drain asks the broker to use or give up its credit, and waits for the answer
 // until expedite is closed, or for limit. It reports whether the wait ended otherwise than by
 // the limit. While the deliveries that are held leave no room for those that the broker has to

@@ -212,6 +212,7 @@ func (ds *deliveries) release(all []*delivery) {
 // forget is called with mu held when d's settlement is written.
 func (ds *deliveries) forget(d *delivery, then *followUps) {
 	ds.leases.end(d)
+	ds.gate.settled(d)
 	if next := ds.isolation.settled(d); next != nil {
 		ds.line(next, then)
 	}

@@ -109,7 +109,40 @@ func (t *consumerTurn) Before(of *Delivery) (inHand []string, others int) {
 	return inHand, others
 }
 
-// gate is the state of a gated consumer's link session. deliveries.mu guards serves and inHand; begun belongs to
+// Taken returns a channel that is closed when the broker has taken the settlement of a delivery whose handler
+// runs, or the link session is over.
+func (t *consumerTurn) Taken(of *Delivery) <-chan struct{} {
+	ds, taken, written := t.of, make(chan struct{}), make(chan struct{})
+	ds.mu.Lock()
+	if of.core.settled {
+		close(written)
+	} else {
+		if ds.gate.written == nil {
+			ds.gate.written = map[*delivery]chan struct{}{}
+		}
+		ds.gate.written[of.core] = written
+	}
+	ds.mu.Unlock()
+	go func() {
+		defer close(taken)
+		select {
+		case <-written:
+			ds.credit.roundTrip()
+		case <-ds.dead:
+		}
+	}()
+	return taken
+}
+
+// settled notes that the settlement of d is written. It is called with mu held.
+func (g *gate) settled(d *delivery) {
+	if written, asked := g.written[d]; asked {
+		delete(g.written, d)
+		close(written)
+	}
+}
+
+// gate is the state of a gated consumer's link session. deliveries.mu guards serves, inHand, and written; begun belongs to
 // the goroutine that runs the link session.
 type gate struct {
 	turn   *consumerTurn
@@ -123,6 +156,8 @@ type gate struct {
 	serves bool
 	// inHand are the deliveries whose handlers are called again later.
 	inHand map[*delivery]*time.Timer
+	// written has the channels that are closed when the settlements of these deliveries are.
+	written map[*delivery]chan struct{}
 }
 
 // gated reports whether the consumer has its queue in turns.

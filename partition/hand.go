@@ -74,7 +74,7 @@ func (h handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	if end == nil {
 		return instead
 	}
-	defer end()
+	defer func() { end(err) }()
 	returned := false
 	defer outcome.Catch(&returned, func(value any, stack []byte) {
 		err = h.giveUp(d, was, client.ReasonPanicked, &client.PanicError{Value: value, Stack: stack})

@@ -26,7 +26,8 @@ import (
 //     holds. That reports the failures of the others, so these count as poison no more.
 //   - From then on, each further failure of the marked message is a crash while it was tried. It is
 //     given up when the group's delivery limit is reached.
-//   - If its handler returns, it isn't the culprit. If it stays in hand, the worker returns all that it
+//   - If its handler returns, it isn't the culprit. Nothing else is handled before RabbitMQ has its
+//     settlement, which another crash would undo. If it stays in hand, the worker returns all that it
 //     holds, without the mark: a connection that is lost later isn't a crash.
 //
 // A worker that only lost its connection while it tried a message knows that it didn't crash.
@@ -43,6 +44,9 @@ const (
 	arriving = 100 * time.Millisecond
 	// comingBack is how long a marked message has to come back to the worker that has marked it.
 	comingBack = 5 * time.Second
+	// takenWithin is how long RabbitMQ has to take what became of a message that was tried; a copy of it may
+	// wait for its target for longer.
+	takenWithin = 5 * time.Second
 	// defaultLimit is RabbitMQ's default for other queues.
 	defaultLimit = 20
 
@@ -127,16 +131,16 @@ func (s *poisons) before(d *client.Delivery) bool {
 	return slices.IndexFunc(s.all, func(x waiting) bool { return x.d == d }) > 0
 }
 
-// begin takes the right to call the handler of a delivery, which end returns. Otherwise instead is what
-// becomes of the delivery.
-func (h handler) begin(ctx context.Context, d *client.Delivery, again *inside.Again, was *attempts) (end func(), instead error) {
+// begin takes the right to call the handler of a delivery, which end returns; became is what becomes of the
+// delivery. Without end, instead is that.
+func (h handler) begin(ctx context.Context, d *client.Delivery, again *inside.Again, was *attempts) (end func(became error), instead error) {
 	w, p := h.of, h.part
 	s := suspicionOf(d.Message())
 	if !s.poison() || was.tried {
 		if !w.slot(ctx, p) {
 			return nil, h.keep(again, *was)
 		}
-		return func() { <-w.slots }, nil
+		return func(error) { <-w.slots }, nil
 	}
 	if p.poisons.before(d) { // without a worker, which the first may need
 		wait := &inside.Again{Delay: markerPause, Retries: was.retries, State: *was}
@@ -173,11 +177,35 @@ func (h handler) begin(ctx context.Context, d *client.Delivery, again *inside.Ag
 	}
 	p.trying = s
 	was.tried = true
-	return func() {
+	return func(became error) {
 		p.poisons.tried(d)
-		w.free(cap(w.slots))
-		over()
+		end := func() {
+			w.free(cap(w.slots))
+			over()
+		}
+		if taken := p.taken(d, became); taken != nil {
+			go func() {
+				select {
+				case <-taken:
+				case <-time.After(takenWithin):
+				}
+				end()
+			}()
+			return
+		}
+		end()
 	}, nil
+}
+
+// taken returns a channel that is closed when RabbitMQ knows what became of a message that was tried. Until
+// then nothing else is handled: if that crashed the worker at once, the message would come back, and be
+// blamed for the crash. nil: it stays in hand.
+func (p *part) taken(d *client.Delivery, became error) <-chan struct{} {
+	turn := p.current.Load()
+	if again, ok := became.(*inside.Again); turn == nil || ok && again.Delay > 0 {
+		return nil
+	}
+	return (*turn).Taken(d)
 }
 
 // reserve keeps the right to try a message for the one of p that was marked and returned, until it comes

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
@@ -170,6 +171,37 @@ func TestEngineSendsReceivesAndSettles(t *testing.T) {
 		require.NoError(t, r.Detach(t.Context()))
 		require.NoError(t, c.Close(t.Context()))
 		assert.Empty(t, box.ended, "what this end closes isn't reported")
+	})
+}
+
+// A queue answers a drain that brings no credit after the settlements before it: once the answer is there,
+// no end of the connection undoes them. Package partition waits for it before another message may crash
+// the worker.
+func TestEngineSettlementsBeforeTheAnswerToADrainAreNeverLost(t *testing.T) {
+	suite.ForEachBroker(t, func(t *testing.T, s *suite.Site) {
+		engineQueue(t, s, declare.QuorumQueue{Name: "q", DeliveryLimit: declare.Unlimited})
+		const rounds = 10
+		peer := s.Peer(t)
+		for n := range rounds {
+			peer.SendPlain(address.Queue("q"), fmt.Sprint(n))
+		}
+		for n := range rounds {
+			box := newInbox()
+			c := engineConn(t, s)
+			r, err := engineSession(t, c).Receiver(t.Context(), box.receiver("q"))
+			require.NoError(t, err)
+			require.NoError(t, r.AddCredit(1))
+			d := arrival(t, box.deliveries)
+			require.Equal(t, fmt.Sprint(n), bodyOf(t, d))
+			require.NoError(t, r.Settle(d.ID, d.ID, amqp.Accepted))
+			_, err = r.Drain(0)
+			require.NoError(t, err)
+			arrival(t, box.drained)
+			c.Fail(errors.New("cut"))
+		}
+		conn, _ := s.Connect(t)
+		suite.AwaitConsumers(t, conn, "q", 0) // all that their ends return is back
+		assert.Zero(t, suite.Ready(t, conn, "q"))
 	})
 }
 

@@ -48,6 +48,9 @@ type Turn[Delivery any] interface {
 	// Before returns what the consumer holds of the deliveries that came before d: the keys with a delivery
 	// that waits for another attempt (see Again), and how many deliveries all other keys have.
 	Before(d Delivery) (inHand []string, others int)
+	// Taken returns a channel that is closed when RabbitMQ has taken d's settlement, so that no crash
+	// undoes it, or the turn is over. It is called while d's handler runs.
+	Taken(d Delivery) <-chan struct{}
 }
 
 // Again is the error with which a gated consumer's handler keeps a delivery: the handler is called again after
