@@ -133,7 +133,7 @@ func TestACrashIsBlamedOnNoMessageBeforeIt(t *testing.T) {
 	}
 }
 
-// publish publishes text, as it is.
+// publish publishes a message whose body is text.
 func publish(t *testing.T, conn *client.Conn, to address.Address, text string) {
 	p, err := client.NewPublisher[string](t.Context(), conn, to, client.PublisherConfig{})
 	require.NoError(t, err)
