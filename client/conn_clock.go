@@ -19,7 +19,8 @@ const (
 	// clockPatience bounds a question for the broker's time.
 	clockPatience = 5 * time.Second
 	// An answer holds for clockFresh, a failure for clockFailed: many consumers that
-	// begin at once ask once.
+	// begin at once ask once. After a failure, as in an alarm, an earlier answer of the same
+	// connection holds on: this host's clock may be wrong by far more than it drifts.
 	clockFresh  = 10 * time.Minute
 	clockFailed = time.Minute
 	clockRounds = 3
@@ -39,7 +40,8 @@ type brokerClock struct {
 	mu       sync.Mutex
 	on       *link.Wire // the connection that it was asked on
 	read     brokerclock.Reading
-	err      error
+	err      error     // why there is no read
+	failed   time.Time // when the last question after read wasn't answered
 	notified bool // that the clocks differ
 
 	// learning: brokerNow has started a query.
@@ -115,11 +117,30 @@ func (c *Conn) readClockSince(ctx context.Context, since time.Time) (brokerclock
 		c.log.Warn("hopback: the broker's time can't be read", "error", err)
 		r.Own = time.Now()
 	}
+	return b.learn(w, r, err, since)
+}
+
+// learn takes the answer to a question, or why there is none. It returns what is known then.
+func (b *brokerClock) learn(w *link.Wire, r brokerclock.Reading, err error, since time.Time) (brokerclock.Reading, error) {
 	b.mu.Lock()
-	b.on, b.read, b.err = w, r, err
+	if err != nil && b.on == w && b.err == nil && !b.stepped(r.Own) {
+		b.failed = r.Own
+		if b.read.Own.Before(since) {
+			b.mu.Unlock()
+			return brokerclock.Reading{}, err
+		}
+	} else {
+		b.on, b.read, b.err, b.failed = w, r, err, time.Time{}
+	}
 	b.mu.Unlock()
 	_, r, err = b.now(w)
 	return r, err
+}
+
+// stepped reports whether this host's clock has stepped since the last answer, or the host slept. It is called with mu
+// held.
+func (b *brokerClock) stepped(own time.Time) bool {
+	return (own.Round(0).Sub(b.read.Own.Round(0)) - own.Sub(b.read.Own)).Abs() > time.Second
 }
 
 // brokerNow is brokerTime for callers that can't wait. It returns false while the time is
@@ -159,9 +180,9 @@ func (b *brokerClock) now(w *link.Wire) (known bool, r brokerclock.Reading, err 
 	defer b.mu.Unlock()
 	own := time.Now()
 	age := own.Sub(b.read.Own)
-	jumped := own.Round(0).Sub(b.read.Own.Round(0)) - age // the host's clock has stepped, or the host slept
+	again := own.Sub(b.failed) > clockFailed
 	switch {
-	case b.on != w || jumped.Abs() > time.Second || b.err == nil && age > clockFresh || b.err != nil && age > clockFailed:
+	case b.on != w || b.stepped(own) || b.err == nil && age > clockFresh && again || b.err != nil && age > clockFailed:
 		return false, r, nil
 	case b.err != nil:
 		return true, r, b.err

@@ -136,3 +136,42 @@ func TestACarriedReadingTellsHowLateItIs(t *testing.T) {
 		}
 	})
 }
+
+// An answer holds on while the broker can't be asked again, as in an alarm, on the same connection. Who asks
+// for a later one gets none.
+func TestTheBrokersTimeHoldsOnWhileItCanNotBeAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked, alarm := 0, false
+		c := clockConn(t, func(context.Context, *link.Wire) (brokerclock.Reading, error) {
+			asked++
+			if alarm {
+				return brokerclock.Reading{}, errors.New("it accepts no messages")
+			}
+			return brokerclock.Reading{Own: time.Now(), Broker: time.Now().Add(time.Hour), Late: 3 * time.Millisecond}, nil
+		})
+		_, err := c.brokerTime(t.Context())
+		require.NoError(t, err)
+		alarm = true
+		for range 3 * 60 {
+			time.Sleep(time.Minute)
+			now, err := c.brokerTime(t.Context())
+			require.NoError(t, err)
+			require.WithinDuration(t, time.Now().Add(time.Hour), now, time.Millisecond)
+			c.brokerNow()
+			synctest.Wait()
+			now, known := c.brokerNow()
+			require.True(t, known)
+			require.WithinDuration(t, time.Now().Add(time.Hour), now, time.Millisecond)
+		}
+		assert.LessOrEqual(t, asked, 3*60, "a failure holds for a minute")
+		_, err = c.askBrokerTime(t.Context())
+		require.ErrorContains(t, err, "accepts no messages")
+		c.pool.Conns[0].Live = &link.Wire{AMQP: &amqp.Conn{}} // perhaps to another node
+		_, err = c.brokerTime(t.Context())
+		require.ErrorContains(t, err, "accepts no messages")
+		alarm = false
+		time.Sleep(2 * time.Minute)
+		_, err = c.askBrokerTime(t.Context())
+		require.NoError(t, err)
+	})
+}
