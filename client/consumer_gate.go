@@ -111,8 +111,8 @@ func (t *consumerTurn) Before(of *Delivery) (inHand []string, others int) {
 
 // Taken returns a channel that is closed when the broker has taken the settlement of a delivery whose handler
 // runs, or the link session is over.
-func (t *consumerTurn) Taken(of *Delivery) <-chan struct{} {
-	ds, taken, written := t.of, make(chan struct{}), make(chan struct{})
+func (*consumerTurn) Taken(of *Delivery) <-chan struct{} {
+	ds, taken, written := of.core.results.deliveries, make(chan struct{}), make(chan struct{}) // those of an earlier turn, if it was over
 	ds.mu.Lock()
 	if of.core.settled {
 		close(written)
