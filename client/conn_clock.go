@@ -42,7 +42,7 @@ type brokerClock struct {
 	read     brokerclock.Reading
 	err      error     // why there is no read
 	failed   time.Time // when the last question after read wasn't answered
-	notified bool // that the clocks differ
+	notified bool      // that the clocks differ
 
 	// learning: brokerNow has started a query.
 	learning atomic.Bool
