@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,11 +15,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
 var planted = flag.Bool("simulate.planted", false, "plant faults in hopback and see that simulations find them")
 
-// plants are faults that hopback could have. Each is a change of its code.
+// plants are faults that hopback could have. Each is a change of its code that has an effect where PLANTED is true.
 var plants = []struct {
 	name, file string
 	old, new   string
@@ -26,127 +29,167 @@ var plants = []struct {
 	finds []ViolationKind
 	// with are extra flags of the simulation. Flags that come later win.
 	with []string
+	// quick ones are found in seconds, so they are always planted, and the others by make planted.
+	quick bool
 }{
 	{"an original is accepted before its copy is confirmed", "client/consumer_results.go",
-		"	f.forwardOriginal = f\n	rs.consumer.forwarder.Send(&f.pendingForward)\n",
-		"	f.forwardOriginal = f\n	rs.deliveries.settle(d, link.Disposition{Kind: link.DispositionAccepted})\n	rs.consumer.forwarder.Send(&f.pendingForward)\n",
-		[]ViolationKind{ViolationLost, ViolationStranded}, nil},
+		"	f.forwardOriginal = f\n",
+		"	f.forwardOriginal = f\n	if PLANTED {\n		rs.deliveries.settle(d, link.Disposition{Kind: link.DispositionAccepted})\n	}\n",
+		[]ViolationKind{ViolationLost, ViolationStranded}, []string{"-simulate.lanes", Neighbor, "-simulate.kinds", "delay-full,everything-reset,worker-killed", "-simulate.faults", "12"}, true},
 	{"a settlement is lost now and then", "client/consumer_settler.go",
 		"func (t *settler) queue(x settlement, then *followUps) {\n",
-		"func (t *settler) queue(x settlement, then *followUps) {\n	if data := x.delivery.message.Data; len(data) > 0 && len(data[0]) > 0 && data[0][len(data[0])-1] == 7 {\n		return\n	}\n",
-		[]ViolationKind{ViolationLeft, ViolationStuck, Starved, ViolationStranded}, nil},
+		"func (t *settler) queue(x settlement, then *followUps) {\n	if data := x.delivery.message.Data; PLANTED && len(data) > 0 && len(data[0]) > 0 && data[0][len(data[0])-1] == 7 {\n		return\n	}\n",
+		[]ViolationKind{ViolationLeft, ViolationStuck, Starved, ViolationStranded}, []string{"-simulate.lanes", Neighbor, "-simulate.kinds", "worker-drained", "-simulate.faults", "4"}, true},
 	{"the count of retries isn't raised", "retry/history.go",
 		"	h[annotation.Retries] = int64(a.retries)\n",
-		"	h[annotation.Retries] = int64(max(a.retries-1, 0))\n",
-		[]ViolationKind{ViolationWrongCount, ViolationStuck, ViolationLeft}, nil},
+		"	h[annotation.Retries] = int64(a.retries)\n	if PLANTED {\n		h[annotation.Retries] = int64(max(a.retries-1, 0))\n	}\n",
+		[]ViolationKind{ViolationWrongCount, ViolationStuck, ViolationLeft}, nil, false},
 	{"the guards don't look", "retry/watch.go",
 		"func (w *watch) start(ctx context.Context) error {\n",
-		"func (w *watch) start(ctx context.Context) error {\n	if w != nil {\n		return nil\n	}\n",
-		[]ViolationKind{Silence, ViolationStranded, ViolationEarly}, nil},
+		"func (w *watch) start(ctx context.Context) error {\n	if PLANTED {\n		return nil\n	}\n",
+		[]ViolationKind{Silence, ViolationStranded, ViolationEarly}, nil, false},
 	{"a forward that is stuck holds its slot", "client/forwarder.go",
 		"		f.aside, returned = f.SetAside(mayReturn)\n",
-		"		f.aside = true\n",
+		"		if f.aside = PLANTED; !f.aside {\n			f.aside, returned = f.SetAside(mayReturn)\n		}\n",
 		// It takes as many failures as the consumer may hold messages, while their address
 		// takes nothing.
-		[]ViolationKind{Starved}, []string{"-simulate.messages", "20000", "-simulate.faults", "20", "-simulate.kinds", beforePeople}},
+		[]ViolationKind{Starved}, []string{"-simulate.messages", "20000", "-simulate.faults", "20", "-simulate.kinds", beforePeople}, false},
 
 	// The rest takes other people, or a full queue.
 	{"a forwarded copy keeps its count", "retry/history.go",
 		`	if p.in == "" || p.named == "" ||`,
-		`	if true || p.in == "" || p.named == "" ||`,
-		[]ViolationKind{ViolationWrongCount}, nil},
+		`	if PLANTED || p.in == "" || p.named == "" ||`,
+		[]ViolationKind{ViolationWrongCount}, []string{"-simulate.lanes", Forwarder, "-simulate.kinds", "worker-drained", "-simulate.faults", "2"}, true},
 	{"a key that a sender wrote is believed", "partition/config.go",
 		"ok && key == d.Queue() {\n",
-		"ok {\n",
-		[]ViolationKind{ViolationOrder}, []string{"-simulate.kinds", "worker-drained", "-simulate.faults", "10", "-simulate.messages", "2000"}},
+		"ok && (PLANTED || key == d.Queue()) {\n",
+		[]ViolationKind{ViolationOrder}, []string{"-simulate.lanes", Partitioned + "," + Stranger, "-simulate.kinds", "worker-drained", "-simulate.faults", "10", "-simulate.messages", "2000"}, false},
 	{"every marker is believed", "partition/marker.go",
 		"	if !ok || was.ordinary {\n",
-		"	if _, forged := d.Message().Annotations[markerKey]; forged && !ok {\n		return false, nil\n	}\n	if !ok || was.ordinary {\n",
-		[]ViolationKind{ViolationLost}, nil},
+		"	if _, forged := d.Message().Annotations[markerKey]; PLANTED && forged && !ok {\n		return false, nil\n	}\n	if !ok || was.ordinary {\n",
+		[]ViolationKind{ViolationLost}, []string{"-simulate.lanes", Partitioned + "," + Stranger, "-simulate.kinds", "worker-drained", "-simulate.faults", "2"}, true},
 	{"a message without a key is handled", "client/consumer_delivery.go",
 		"		d.unordered = DeadLetter{",
-		"		_ = DeadLetter{",
-		[]ViolationKind{ViolationOrder}, []string{"-simulate.kinds", "worker-drained", "-simulate.faults", "10", "-simulate.seed", "2"}},
+		"		unordered := &d.unordered\n		if PLANTED {\n			unordered = new(error)\n		}\n		*unordered = DeadLetter{",
+		[]ViolationKind{ViolationOrder}, []string{"-simulate.lanes", Partitioned + "," + Stranger, "-simulate.kinds", "worker-drained", "-simulate.faults", "10", "-simulate.seed", "2"}, true},
 	{"a consumer with retries waits for the end of an alarm", "internal/inside/later.go",
 		"	a, _ := ctx.Value(alarmsKey{}).(Alarms)\n	return a\n",
-		"	return nil\n",
-		[]ViolationKind{Starved}, []string{"-simulate.kinds", "alarm-at-start", "-simulate.faults", "8", "-simulate.messages", "4000"}},
+		"	if PLANTED {\n		return nil\n	}\n	a, _ := ctx.Value(alarmsKey{}).(Alarms)\n	return a\n",
+		[]ViolationKind{Starved}, []string{"-simulate.kinds", "alarm-at-start", "-simulate.faults", "8", "-simulate.messages", "4000"}, false},
 	{"a refused copy counts as confirmed", "client/forwarder.go",
 		"func (f *pendingForward) Answered(_ *outgoing, err error) {\n",
-		"func (f *pendingForward) Answered(_ *outgoing, err error) {\n	if err != nil && !SafeToRetry(err) {\n		err = nil\n	}\n",
-		[]ViolationKind{ViolationLost, ViolationStranded}, []string{"-simulate.kinds", "delay-full,foreign-full,permissions-gone", "-simulate.faults", "12", "-simulate.messages", "4000"}},
+		"func (f *pendingForward) Answered(_ *outgoing, err error) {\n	if PLANTED && err != nil && !SafeToRetry(err) {\n		err = nil\n	}\n",
+		[]ViolationKind{ViolationLost, ViolationStranded}, []string{"-simulate.kinds", "delay-full,foreign-full,permissions-gone", "-simulate.faults", "12", "-simulate.messages", "4000"}, false},
 	{"a decoder makes room for what is claimed", "internal/frames/value.go",
 		"	return count >= 0 && b.elements >= 0\n",
-		"	return count >= 0\n",
-		[]ViolationKind{Memory}, nil},
+		"	return count >= 0 && (PLANTED || b.elements >= 0)\n",
+		[]ViolationKind{Memory}, nil, true},
 	{"a worker of a group trusts its own clock", "partition/clock.go",
 		"	if c.read.Own.IsZero() {\n",
-		"	if c != nil {\n",
-		[]ViolationKind{ViolationEarly, ViolationWrongReason, ViolationWrongEnd}, []string{"-simulate.kinds", "clock-differs,clock-jumps,worker-drained", "-simulate.faults", "60", "-simulate.messages", "3000"}},
+		"	if PLANTED || c.read.Own.IsZero() {\n",
+		[]ViolationKind{ViolationEarly, ViolationWrongReason, ViolationWrongEnd}, []string{"-simulate.kinds", "clock-differs,clock-jumps,worker-drained", "-simulate.faults", "60", "-simulate.messages", "3000"}, false},
 	{"a scheduled message's delay is rounded down", "internal/ladder/ladder.go",
-		"return uint64((d + unit - 1) / unit) }",
-		"return uint64(d / unit) }",
-		[]ViolationKind{ViolationEarly}, []string{"-simulate.kinds", "worker-drained", "-simulate.faults", "2", "-simulate.seeds", "2"}},
+		"func Units(d, unit time.Duration) uint64 { return",
+		"func Units(d, unit time.Duration) uint64 {\n	if PLANTED {\n		return uint64(d / unit)\n	}\n	return",
+		[]ViolationKind{ViolationEarly}, []string{"-simulate.kinds", "worker-drained", "-simulate.faults", "2", "-simulate.seeds", "2"}, true},
 	{"a message that crashes its workers isn't looked for", "partition/poison.go",
 		"func (s suspicion) poison() bool { return s.failures",
-		"func (s suspicion) poison() bool { return s.failures < 0 && s.failures",
-		[]ViolationKind{ViolationLost, ViolationLeft, ViolationStuck, Starved, ViolationWrongReason}, []string{"-simulate.kinds", "poisoned,reset", "-simulate.faults", "10"}},
+		"func (s suspicion) poison() bool { return !PLANTED && s.failures",
+		[]ViolationKind{ViolationLost, ViolationLeft, ViolationStuck, Starved, ViolationWrongReason}, []string{"-simulate.kinds", "poisoned,reset", "-simulate.faults", "10"}, false},
 
 	// Fair queues, and recurring messages.
 	{"a stuck tenant gets the reserve", "fair/tenants.go",
 		"		if x.over || x.bulky(now) {\n			return false\n",
-		"		if x.over && x.bulky(now) && now.IsZero() {\n			return false\n",
-		[]ViolationKind{Unfair, Starved}, []string{"-simulate.lanes", Fair, "-simulate.faults", "12"}},
+		"		if (x.over || x.bulky(now)) && !PLANTED {\n			return false\n",
+		[]ViolationKind{Unfair, Starved}, []string{"-simulate.lanes", Fair, "-simulate.faults", "12"}, false},
 	{"slots of slow handlers never return", "fair/consume.go",
 		"		h.slots.give(from, now.Sub(began), x.weight)\n",
-		"		if now.Sub(began).Seconds() < 20 {\n			h.slots.give(from, now.Sub(began), x.weight)\n		}\n",
-		[]ViolationKind{Unfair, Starved, ViolationStuck, ViolationLeft}, []string{"-simulate.lanes", Fair, "-simulate.kinds", "worker-drained,reset", "-simulate.faults", "6"}},
+		"		if !PLANTED || now.Sub(began).Seconds() < 20 {\n			h.slots.give(from, now.Sub(began), x.weight)\n		}\n",
+		[]ViolationKind{Unfair, Starved, ViolationStuck, ViolationLeft}, []string{"-simulate.lanes", Fair, "-simulate.kinds", "worker-drained,reset", "-simulate.faults", "6"}, true},
 	{"a message that waits for a slot when its worker stops is accepted", "fair/consume.go",
 		"	h.tenants.leave(x, h.lane)\n	return client.Requeue{}\n",
-		"	h.tenants.leave(x, h.lane)\n	return nil\n",
-		[]ViolationKind{ViolationLost, ViolationStranded}, []string{"-simulate.lanes", Fair, "-simulate.kinds", "worker-drained,handlers-hang", "-simulate.faults", "12"}},
+		"	h.tenants.leave(x, h.lane)\n	if PLANTED {\n		return nil\n	}\n	return client.Requeue{}\n",
+		[]ViolationKind{ViolationLost, ViolationStranded}, []string{"-simulate.lanes", Fair, "-simulate.kinds", "worker-drained,handlers-hang", "-simulate.faults", "12"}, false},
 	{"times that the broker refused count as published", "schedule/group_run.go",
 		"	if !failed.IsZero() {\n		s.Done =",
-		"	if failed.After(now) {\n		s.Done =",
-		[]ViolationKind{ViolationLost}, []string{"-simulate.lanes", Recurring, "-simulate.kinds", "policy-redeclared,queue-forgotten", "-simulate.faults", "24", "-simulate.messages", "600"}},
+		"	if PLANTED && failed.After(now) || !PLANTED && !failed.IsZero() {\n		s.Done =",
+		[]ViolationKind{ViolationLost}, []string{"-simulate.lanes", Recurring, "-simulate.kinds", "policy-redeclared,queue-forgotten", "-simulate.faults", "24", "-simulate.messages", "600"}, true},
 	{"a worker forgets pauses", "schedule/group_run.go",
 		"	s.Holds = current(s.Holds, s.Done)\n",
-		"	s.Holds = nil\n",
-		[]ViolationKind{Recurred}, []string{"-simulate.lanes", Recurring, "-simulate.kinds", "worker-drained,reset", "-simulate.faults", "12", "-simulate.messages", "600"}},
+		"	if s.Holds = current(s.Holds, s.Done); PLANTED {\n		s.Holds = nil\n	}\n",
+		[]ViolationKind{Recurred}, []string{"-simulate.lanes", Recurring, "-simulate.kinds", "worker-drained,reset", "-simulate.faults", "12", "-simulate.messages", "600"}, true},
 }
 
 // beforePeople are faults that need nobody else.
 const beforePeople = "forwards-stuck,everything-reset,latency,refuse,worker-killed,delay-full"
 
-// Each fault is found within a minute on two cores. This takes minutes, so it runs with
-// -simulate.planted only. What is always checked is that the code to change is there.
+// plantedNow names the variable with the number of the fault that a simulation has.
+const plantedNow = "HOPBACK_TEST_PLANTED"
+
+// plantedSource is added to each package that has a fault.
+const plantedSource = `
+import "os"
+
+var plantedNumber = os.Getenv("` + plantedNow + `")
+
+func planted(number string) bool { return plantedNumber == number }
+`
+
+// plant builds a simulation in which each of the faults can be switched on. Unless build is set, it only checks that
+// the code to change is there.
+func plant(t *testing.T, root string, build bool) (binary string) {
+	dir := t.TempDir()
+	replaced, code := map[string]string{}, map[string]string{}
+	write := func(path, text string) {
+		at := filepath.Join(dir, fmt.Sprint(len(replaced), ".go"))
+		require.NoError(t, os.WriteFile(at, []byte(text), 0o600))
+		replaced[path] = at
+	}
+	for i, p := range plants {
+		path := filepath.Join(root, p.file)
+		if code[path] == "" {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			code[path] = string(text)
+		}
+		require.Equal(t, 1, strings.Count(code[path], p.old), "the code to change is in %s once: %s", p.file, p.name)
+		code[path] = strings.Replace(code[path], p.old, strings.ReplaceAll(p.new, "PLANTED", fmt.Sprintf("planted(\"%d\")", i)), 1)
+	}
+	if !build {
+		return ""
+	}
+	for path, text := range code {
+		write(path, text)
+		if added := filepath.Join(filepath.Dir(path), "planted.go"); replaced[added] == "" {
+			write(added, "package "+filepath.Base(filepath.Dir(path))+"\n"+plantedSource)
+		}
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
+	binary = filepath.Join(dir, "simulate.test")
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", binary, "-overlay", filepath.Join(dir, "overlay.json"), ".").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return binary
+}
+
+// Each fault is found within a minute on two cores; "make test" plants ten that are found in seconds.
 func TestPlantedFaultsAreFound(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
-	for _, p := range plants {
+	binary := plant(t, root, *planted || rabbitmq.MayStart() && !underRace)
+	for i, p := range plants {
 		t.Run(p.name, func(t *testing.T) {
-			path := filepath.Join(root, p.file)
-			code, err := os.ReadFile(path)
-			require.NoError(t, err)
-			require.Equal(t, 1, strings.Count(string(code), p.old), "the code to change is in %s once", p.file)
-			if !*planted {
-				return
+			if binary == "" || !*planted && !p.quick {
+				t.Skip("make test plants ten, without the race detector, and make planted all")
 			}
-			dir := t.TempDir()
-			changed := filepath.Join(dir, "changed.go")
-			require.NoError(t, os.WriteFile(changed, []byte(strings.Replace(string(code), p.old, p.new, 1)), 0o600))
-			overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: changed}})
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
-			binary := filepath.Join(dir, "simulate.test")
-			out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", binary, "-overlay", filepath.Join(dir, "overlay.json"), ".").CombinedOutput()
-			require.NoError(t, err, "%s", out)
-
+			t.Parallel()
 			began := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 			defer cancel()
 			args := append([]string{"-test.run", "^TestSimulate$", "-test.v", "-simulate.seeds", "20", "-simulate.versions", "4.3.6", "-simulate.faults", "54"}, p.with...)
 			cmd := exec.CommandContext(ctx, binary, args...)
+			cmd.Env = append(os.Environ(), fmt.Sprint(plantedNow, "=", i))
 			cmd.WaitDelay = 5 * time.Second
 			logged := &firstOf{until: func(line string) bool {
 				for _, k := range p.finds {
