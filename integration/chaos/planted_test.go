@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/integration/rabbitmq"
 )
 
@@ -177,7 +178,7 @@ func plant(t *testing.T, root string, build bool) (binary string) {
 func TestPlantedFaultsAreFound(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
-	binary := plant(t, root, *planted || rabbitmq.MayStart() && !underRace)
+	binary := plant(t, root, *planted || rabbitmq.MayStart() && !explore.UnderRace)
 	for i, p := range plants {
 		t.Run(p.name, func(t *testing.T) {
 			if binary == "" || !*planted && !p.quick {
