@@ -66,6 +66,7 @@ type Conn struct {
 	clock     brokerClock
 	preparing preparations
 	mgmt      *Management
+	locks     lockOwners
 
 	mu    sync.Mutex
 	users map[closer]struct{}

@@ -81,6 +81,7 @@ func (c *Conn) consume(ctx context.Context, queue, source string, h Handler, cfg
 		}
 		return err
 	}
+	refusal.Of(ctx).Concurrency.Store(int64(cfg.Concurrency))
 	reserved := c.pool.Reserve(consumerSessions)
 	defer reserved.Release()
 	deps := consumerDeps{

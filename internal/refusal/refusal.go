@@ -35,6 +35,8 @@ type Consumer struct {
 	cancel  context.CancelCauseFunc
 	refused chan error // holds the first refusal
 	ended   atomic.Bool
+	// Concurrency is how many handlers run at once, when Conn.Consume has started; 0: it isn't known.
+	Concurrency atomic.Int64
 
 	mu    sync.Mutex
 	onEnd []func()

@@ -1,0 +1,31 @@
+package inside
+
+import "context"
+
+// Locks are names of which each belongs to one connection of the virtual host: they are exclusive queues, which RabbitMQ
+// refuses to other connections, and deletes when the connection ends, however it ends. Two Locks of one Conn
+// exclude each other, too. During an alarm, the methods wait.
+type Locks interface {
+	// Lock reports whether the name belongs to these Locks now. After an error it may; call Unlock.
+	Lock(ctx context.Context, name string) (ok bool, err error)
+	// Unlock does nothing for a name that belongs to others.
+	Unlock(ctx context.Context, name string) error
+	// Locked reports whether the name belongs to anybody.
+	Locked(ctx context.Context, name string) (bool, error)
+	// Lost returns a channel that is closed when the connection has ended. Then all names are free.
+	Lost() <-chan struct{}
+	// Close ends the requests. Call Unlock before.
+	Close()
+}
+
+// LocksOf returns what opens Locks on a connection of the Conn whose Prepare ctx belongs to; nil: there is none. Opening
+// waits for a connection.
+func LocksOf(ctx context.Context) func(context.Context) (Locks, error) {
+	a, _ := AlarmsOf(ctx).(interface {
+		OpenLocks(ctx context.Context) (Locks, error)
+	})
+	if a == nil {
+		return nil
+	}
+	return a.OpenLocks
+}
