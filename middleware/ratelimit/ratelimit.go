@@ -33,6 +33,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/names"
 	"github.com/hopback/hopback/middleware/internal/config"
 	"github.com/hopback/hopback/middleware/internal/lru"
 )
@@ -45,6 +46,14 @@ type Config struct {
 	// Burst is how many calls may start at once after an idle time. Default: 1, which spaces
 	// calls evenly.
 	Burst int
+	// AtOnce is how many calls may run at once, up to 1,000. It works with and without PerSecond. Default: 0, no limit.
+	//
+	// With Shared, it is for all workers together. RabbitMQ keeps it: a worker receives a message without a Key only if it has
+	// a slot, which is an exclusive queue that starts with "hopback.slots.". See docs/middleware.md#ratelimit.
+	AtOnce int
+	// Name is what workers share AtOnce under, for consumers of several queues that share a limit. Default: the name of
+	// the queue.
+	Name string
 	// Shared applies PerSecond and Burst to all workers of the queue together: each process takes the part of its
 	// consumers among all consumers of the queue, for which it asks the broker once a second. It needs a
 	// permission on the queue, as consuming does. Default: false, each process has the whole limit.
@@ -74,8 +83,15 @@ func (c Config) withDefaults() (Config, error) {
 		return c, argument.New("ratelimit.Config.PerSecond", c.PerSecond, "is not a rate", "use the calls per second, or 0 for no limit")
 	case c.Burst < 0 || c.Burst > math.MaxInt32:
 		return c, argument.New("ratelimit.Config.Burst", c.Burst, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", math.MaxInt32))
+	case c.AtOnce < 0 || c.AtOnce > maxAtOnce:
+		return c, argument.New("ratelimit.Config.AtOnce", c.AtOnce, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for no limit", maxAtOnce))
 	case c.MaxKeys < 0 || c.MaxKeys > maxMaxKeys:
 		return c, argument.New("ratelimit.Config.MaxKeys", c.MaxKeys, "is out of range", fmt.Sprintf("use 1 to %d, or 0 for the default", maxMaxKeys))
+	}
+	if c.Name != "" {
+		if err := names.Check(argument.Root("ratelimit.Config").Field("Name"), c.Name); err != nil {
+			return c, err
+		}
 	}
 	if c.Burst == 0 {
 		c.Burst = 1
@@ -94,7 +110,7 @@ func (c Config) withDefaults() (Config, error) {
 //   - If cfg is invalid, Consume returns an *argument.Error when it starts.
 func With(cfg Config) client.Middleware {
 	cfg, err := cfg.withDefaults()
-	l := &limits{cfg: cfg, share: newShare(cfg.Shared && cfg.PerSecond > 0)}
+	l := &limits{cfg: cfg, share: newShare(cfg.Shared && cfg.PerSecond > 0), atOnce: newAtOnce(cfg)}
 	if cfg.Key == nil {
 		l.one = newBucket(l.cfg, l.share)
 	} else {
@@ -110,22 +126,30 @@ func With(cfg Config) client.Middleware {
 
 // limits is what all handlers of one Middleware share.
 type limits struct {
-	cfg   Config
-	share *share
-	one   *bucket // without Config.Key
+	cfg    Config
+	share  *share
+	atOnce *atOnce
+	one    *bucket // without Config.Key
 
 	mu   sync.Mutex
 	keys *lru.Map[string, *bucket]
 }
 
-// of returns the bucket that d counts toward; nil if there is none.
-func (l *limits) of(d *client.Delivery) *bucket {
+// key returns the key of a delivery; ok is false if it isn't limited.
+func (l *limits) key(d *client.Delivery) (key string, ok bool) {
+	switch {
+	case l.cfg.PerSecond == 0 && l.cfg.AtOnce == 0:
+		return "", false
+	case l.cfg.Key == nil:
+		return "", true
+	}
+	return l.cfg.Key(d)
+}
+
+// of returns the bucket of a key.
+func (l *limits) of(key string) *bucket {
 	if l.one != nil {
 		return l.one
-	}
-	key, ok := l.cfg.Key(d)
-	if !ok {
-		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,16 +171,27 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	if err := client.Prepare(ctx, h.inner, s); err != nil {
 		return err
 	}
+	if h.limits.cfg.AtOnce > 0 {
+		if err := h.limits.atOnce.join(ctx, s); err != nil {
+			return err
+		}
+	}
 	return h.limits.share.join(ctx, s)
 }
 
 // Handle waits for its turn.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
-	if h.limits.cfg.PerSecond > 0 {
-		if b := h.limits.of(d); b != nil {
-			if err := b.wait(ctx); err != nil {
-				return client.Requeue{Err: fmt.Errorf("waiting for the rate limit: %w", err)}
-			}
+	key, limited := h.limits.key(d)
+	if limited && h.limits.cfg.AtOnce > 0 {
+		line, err := h.limits.atOnce.enter(ctx, key)
+		if err != nil {
+			return err
+		}
+		defer h.limits.atOnce.leave(line)
+	}
+	if limited && h.limits.cfg.PerSecond > 0 {
+		if err := h.limits.of(key).wait(ctx); err != nil {
+			return client.Requeue{Err: fmt.Errorf("waiting for the rate limit: %w", err)}
 		}
 	}
 	return h.inner.Handle(ctx, d)

@@ -1,0 +1,522 @@
+package ratelimit
+
+import (
+	"cmp"
+	"context"
+	crand "crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/annotation"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/oldbroker"
+	"github.com/hopback/hopback/internal/refusal"
+	"github.com/hopback/hopback/internal/startcheck"
+)
+
+// A slot is a number below Config.AtOnce, and an exclusive queue with that number in its name. Who has the queue may run a
+// call. So the broker keeps the limit: it gives a queue to one connection, and deletes it when that ends. Nothing is
+// counted that could drift, and workers with another limit share the slots below both.
+//
+// Without a key, a worker has as many slots as calls that run at once. It receives one message for each: others can handle
+// what it has no slot for. It keeps slots that it doesn't use until a worker has none for a message that is in
+// the queue. That one has the queue "wanted". With keys, slots are taken when messages of the key come, and let go soon after.
+
+const (
+	slotPrefix = "hopback.slots."
+	maxAtOnce  = 1000
+	// probes is how many slots of others a worker asks for in a round, and spree how many when it has just got one,
+	// or is new: there may be more.
+	probes, spree = 2, 32
+	// keyEvery is how often slots for a key are asked for and let go, and keyProbes for how many.
+	keyEvery, keyProbes = 250 * time.Millisecond, 4
+	// maxHeld bounds the slots of all keys, and releases how many are let go at the same time.
+	maxHeld, releases = 1000, 16
+	// inHandFor is how long a message without a slot waits here before it returns to its queue, where it waits for returnAfter
+	// to maxReturn. Messages return at intervals of returnEvery, so that a large backlog of a key is little work.
+	inHandFor, returnAfter, maxReturn, returnEvery = time.Second, time.Second, 30 * time.Second, 2 * time.Millisecond
+)
+
+// member is a consumer that shares the slots.
+type member struct {
+	start     client.Start
+	open      func(context.Context) (inside.Locks, error)
+	uncounted bool // returning a message isn't counted
+	delays    bool // the queue can hold a message until a time
+	limit     int
+	release   func() // ends the limit; nil: there is none
+}
+
+// join adds a consumer that starts.
+func (a *atOnce) join(ctx context.Context, start client.Start) error {
+	if !a.cfg.Shared || start.Control == nil && start.Management == nil { // the latter is a test without a broker
+		return nil
+	}
+	consumer := refusal.Of(ctx)
+	m := &member{start: start, open: inside.LocksOf(ctx), uncounted: !oldbroker.Of(start.Broker.AtLeast).CountsReturns}
+	if consumer == nil || start.Control == nil || start.Management == nil || m.open == nil {
+		return argument.New("ratelimit.Config.Shared", true, "isn't possible here", "use it with Conn.Consume, or with a package that uses it")
+	}
+	delays, alarm, err := startcheck.Check[bool]{
+		Run: func(ctx context.Context) (bool, error) { return a.check(ctx, m) }, Alarms: inside.AlarmsOf(ctx),
+	}.Start(ctx, func(bool) {})
+	if err != nil {
+		return err
+	}
+	if alarm != nil {
+		alarm.Cancel()
+		if start.Log != nil {
+			start.Log.Warn("hopback: no message is handled before the alarm is over: until then, the broker has no answer about the limit that workers share", "queue", start.Queue)
+		}
+	}
+	m.delays = delays
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch name := a.nameFor(start.Queue); {
+	case a.members[consumer] != nil: // its connection was lost while it started
+		return nil
+	case len(a.members) > 0 && name != a.name:
+		return argument.New("ratelimit.Config.Name", "", fmt.Sprintf("is missing, and consumers of %q and %q share the limit", a.name, name), "set it, or call With for each queue")
+	default:
+		a.name = name
+	}
+	a.members[consumer] = m
+	a.follow()
+	consumer.OnEnd(func() { a.remove(consumer) })
+	if a.stop == nil {
+		running, stop := context.WithCancel(context.WithoutCancel(ctx))
+		before, done := a.done, make(chan struct{})
+		a.stop, a.done = stop, done
+		go func() {
+			defer close(done)
+			if before != nil {
+				<-before
+			}
+			a.run(running)
+		}()
+	}
+	return nil
+}
+
+func (a *atOnce) nameFor(queue string) string { return cmp.Or(a.cfg.Name, queue) }
+
+// check reports whether the consumer's queue can hold a message until a time. It returns an error if the user may not
+// declare queues for slots.
+func (a *atOnce) check(ctx context.Context, m *member) (delays bool, err error) {
+	locks, err := m.open(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer locks.Close()
+	name := slotPrefix + short(a.nameFor(m.start.Queue)) + ".check." + crand.Text()
+	if _, err = locks.Lock(ctx, name); err == nil {
+		err = locks.Unlock(ctx, name)
+	}
+	if err != nil {
+		return false, err
+	}
+	q, err := declare.Inspect(ctx, m.start.Management, m.start.Queue)
+	_, ttl := q.Arguments["x-message-ttl"]
+	_, length := q.Arguments["x-max-length"]
+	_, bytes := q.Arguments["x-max-length-bytes"]
+	return q.Type == "quorum" && !oldbroker.Of(m.start.Broker.AtLeast).IgnoresDeliveryTime && !ttl && !length && !bytes, err
+}
+
+func (a *atOnce) remove(consumer *refusal.Consumer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	m := a.members[consumer]
+	delete(a.members, consumer)
+	if m.release != nil {
+		m.release()
+	}
+	if len(a.members) == 0 {
+		a.stop()
+		a.stop = nil
+	}
+}
+
+// short returns a name that fits into that of a queue, with whatever is in front of it and behind.
+func short(name string) string {
+	if len(name) <= 150 {
+		return name
+	}
+	return hash(name)
+}
+
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:16])
+}
+
+func (a *atOnce) wanted() string { return slotPrefix + short(a.name) + ".wanted" }
+
+// slot returns the name of the queue of a slot. It is called with mu held.
+func (a *atOnce) slot(l *line, i int) string {
+	if l.prefix == "" {
+		key := "all"
+		if a.cfg.Key != nil {
+			key = hash(l.key)
+		}
+		l.prefix = slotPrefix + short(a.name) + "." + key + "."
+	}
+	return l.prefix + strconv.Itoa(i)
+}
+
+// run has slots until ctx ends.
+func (a *atOnce) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		m := a.anyMember()
+		if m == nil {
+			return
+		}
+		locks, err := m.open(ctx)
+		if err != nil {
+			backoff.Sleep(ctx, every)
+			continue
+		}
+		a.serve(ctx, locks, m.start.Log)
+	}
+}
+
+func (a *atOnce) anyMember() *member {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range a.members {
+		return m
+	}
+	return nil
+}
+
+// slots are the slots that a process has on a connection.
+type slots struct {
+	*atOnce
+	locks inside.Locks
+	log   *slog.Logger
+	asks  sync.WaitGroup // calls of ask; Add is called with mu held
+
+	// With mu held.
+	held      int                 // by all lines
+	releasing map[string]struct{} // queues that nobody needs here, until the broker has answered that they are free
+
+	// Only serve uses these.
+	tries    int  // how many slots of others the next round may ask for
+	marked   bool // "wanted" is this process's
+	verified time.Time
+	failing  bool // the last request failed, and the log has it
+}
+
+// serve takes slots and lets them go until the connection is lost or ctx ends.
+func (a *atOnce) serve(ctx context.Context, locks inside.Locks, log *slog.Logger) {
+	s := &slots{atOnce: a, locks: locks, log: log, tries: spree, releasing: map[string]struct{}{}}
+	a.mu.Lock()
+	a.slots = s
+	a.mu.Unlock()
+	for ctx.Err() == nil && !failure.IsClosed(locks.Lost()) {
+		var more <-chan struct{}
+		if s.round(ctx) {
+			more = a.more
+		}
+		timer := time.NewTimer(s.pause())
+		select {
+		case <-timer.C:
+		case <-more:
+		case <-locks.Lost():
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+	a.mu.Lock()
+	a.slots = nil
+	for _, l := range a.lines {
+		s.drop(l, len(l.held))
+		a.forget(l)
+	}
+	if s.marked {
+		s.releasing[a.wanted()] = struct{}{}
+	}
+	a.follow()
+	a.mu.Unlock()
+	go func() { // in an alarm, this takes until the alarm is over, or the connection is closed
+		defer locks.Close()
+		s.asks.Wait()
+		s.release(context.WithoutCancel(ctx))
+	}()
+}
+
+func (s *slots) pause() time.Duration {
+	if s.cfg.Key != nil {
+		return keyEvery
+	}
+	return every*3/4 + rand.N(every/2)
+}
+
+// round does what is due. It reports whether there may be more slots for the messages that come.
+func (s *slots) round(ctx context.Context) (more bool) {
+	s.release(ctx)
+	if time.Since(s.verified) >= every {
+		s.verified = time.Now()
+		s.verify(ctx)
+	}
+	if s.cfg.Key == nil {
+		more = s.adjust(ctx)
+	} else {
+		s.mu.Lock()
+		for _, l := range s.lines {
+			s.drop(l, len(l.held)-l.peak)
+			l.peak = l.running
+			s.forget(l)
+		}
+		s.mu.Unlock()
+	}
+	s.release(ctx)
+	return more
+}
+
+// adjust takes more slots if all are in use, or lets those go that aren't if other workers want them.
+func (s *slots) adjust(ctx context.Context) (more bool) {
+	s.mu.Lock()
+	s.follow()
+	l := s.line("")
+	held, unused, want := len(l.held), len(l.held)-l.peak, 0
+	l.peak = l.running
+	if l.running >= held {
+		handlers := 0
+		for consumer := range s.members {
+			handlers += int(consumer.Concurrency.Load())
+		}
+		want = min(max(handlers, 1), s.cfg.AtOnce, max(1, 2*held)) - held
+	}
+	s.mu.Unlock()
+	needy := false
+	if want > 0 {
+		got, err := s.take(ctx, l, want, s.tries)
+		s.report(ctx, err)
+		more = got > 0
+		needy = err == nil && !more && s.backlog(ctx)
+	}
+	s.tries = probes
+	s.mark(ctx, needy)
+	if unused > 0 && !needy {
+		if wanted, err := s.locks.Locked(ctx, s.wanted()); err == nil && wanted {
+			s.mu.Lock()
+			s.drop(l, unused)
+			s.mu.Unlock()
+		}
+	}
+	return more
+}
+
+// mark has "wanted" if this process needs a slot and no other process has marked that already.
+func (s *slots) mark(ctx context.Context, needy bool) {
+	switch {
+	case needy && !s.marked:
+		s.marked, _ = s.locks.Lock(ctx, s.wanted())
+	case !needy && s.marked:
+		s.marked = s.locks.Unlock(ctx, s.wanted()) != nil
+	}
+}
+
+// backlog reports whether a queue has messages that no consumer has received.
+func (s *slots) backlog(ctx context.Context) bool {
+	asked := map[string]bool{}
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.members))
+	s.mu.Unlock()
+	for _, m := range all {
+		if asked[m.start.Queue] {
+			continue
+		}
+		asked[m.start.Queue] = true
+		ctx, done := context.WithTimeout(ctx, patience)
+		q, err := declare.Inspect(ctx, m.start.Management, m.start.Queue)
+		done()
+		if err == nil && q.Messages > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// take takes up to want slots for a line, and asks for up to tries that others have.
+func (s *slots) take(ctx context.Context, l *line, want, tries int) (got int, err error) {
+	for _, i := range rand.Perm(s.cfg.AtOnce) {
+		if got == want || tries <= 0 {
+			break
+		}
+		s.mu.Lock()
+		name := s.slot(l, i)
+		_, leaving := s.releasing[name]
+		known := leaving || slices.Contains(l.held, i) || s.slots != s
+		s.mu.Unlock()
+		if known {
+			continue
+		}
+		ok, err := s.locks.Lock(ctx, name)
+		s.mu.Lock()
+		switch {
+		case err != nil || ok && s.slots != s:
+			s.releasing[name] = struct{}{} // nobody knows whose it is
+		case ok:
+			got++
+			tries = max(tries, min(spree, s.cfg.AtOnce))
+			l.held = append(l.held, i)
+			s.held++
+			s.grant(l)
+			s.follow()
+		default:
+			tries--
+		}
+		s.mu.Unlock()
+		if err != nil {
+			return got, err
+		}
+	}
+	return got, nil
+}
+
+// verify asks whether one of the slots is still held: somebody may have deleted its queue.
+func (s *slots) verify(ctx context.Context) {
+	s.mu.Lock()
+	var of *line
+	for _, l := range s.lines { // in random order
+		if of == nil && len(l.held) > 0 {
+			of = l
+		}
+	}
+	if of == nil {
+		s.mu.Unlock()
+		return
+	}
+	i := of.held[rand.IntN(len(of.held))]
+	name := s.slot(of, i)
+	s.mu.Unlock()
+	if ok, err := s.locks.Lock(ctx, name); err == nil && !ok {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		of.held = slices.DeleteFunc(of.held, func(other int) bool { return other == i })
+		s.held--
+		s.follow()
+	}
+}
+
+// drop lets up to n slots go that no call has. It is called with mu held.
+func (s *slots) drop(l *line, n int) {
+	if s.slots == s { // otherwise the connection is over
+		n = min(n, len(l.held)-l.running)
+	}
+	for range n {
+		last := len(l.held) - 1
+		s.releasing[s.slot(l, l.held[last])] = struct{}{}
+		l.held = l.held[:last]
+		s.held--
+	}
+	s.follow()
+}
+
+// release tells the broker which slots others can have.
+func (s *slots) release(ctx context.Context) {
+	s.mu.Lock()
+	names := slices.Collect(maps.Keys(s.releasing))
+	s.mu.Unlock()
+	next := make(chan string)
+	var workers sync.WaitGroup
+	for range min(releases, len(names)) {
+		workers.Go(func() {
+			for name := range next {
+				if s.locks.Unlock(ctx, name) == nil {
+					s.mu.Lock()
+					delete(s.releasing, name)
+					s.mu.Unlock()
+				}
+			}
+		})
+	}
+	for _, name := range names {
+		next <- name
+	}
+	close(next)
+	workers.Wait()
+}
+
+// report logs why slots can't be taken, once.
+func (s *slots) report(ctx context.Context, err error) {
+	if err != nil && !s.failing && s.log != nil && ctx.Err() == nil && !errors.Is(err, client.ErrConnectionLost) {
+		s.log.Warn("hopback: this worker can't take part in the limit that workers share, and handles no more messages than it has slots for", "error", err)
+	}
+	s.failing = err != nil
+}
+
+// follow has the consumers receive as many messages as there are slots. It is called with mu held.
+func (a *atOnce) follow() {
+	if a.cfg.Key != nil {
+		return
+	}
+	held := 0
+	if l := a.lines[""]; l != nil && a.slots != nil {
+		held = len(l.held)
+	}
+	for consumer, m := range a.members {
+		n := min(held, max(int(consumer.Concurrency.Load()), 1))
+		if m.release != nil && n == m.limit {
+			continue
+		}
+		before := m.release
+		if m.release, m.limit = m.start.Control.Limit(n), n; before != nil {
+			before()
+		}
+	}
+}
+
+// later has a message return to its queue, and wait there if it can.
+func (a *atOnce) later(ctx context.Context, m *member) error {
+	if m.delays && m.start.BrokerTime != nil {
+		if now, err := m.start.BrokerTime(ctx); err == nil {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			at := now.Add(returnAfter + rand.N(returnAfter/4))
+			if next := a.returnAt.Add(returnEvery); next.After(at) && next.Before(now.Add(maxReturn)) {
+				at = next
+			}
+			a.returnAt = at
+			return client.Modify{Annotations: map[string]any{annotation.DeliveryTime: at.UnixMilli()}, Err: errFull}
+		}
+	}
+	return client.Requeue{Err: errFull}
+}
+
+// ask takes slots for the messages of a key that wait.
+func (a *atOnce) ask(l *line) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.slots
+	if l.asking || s == nil {
+		return
+	}
+	want := min(len(l.waiting), a.cfg.AtOnce-len(l.held), maxHeld-s.held)
+	if want <= 0 {
+		return
+	}
+	l.asking = true
+	s.asks.Go(func() {
+		_, _ = s.take(context.Background(), l, want, keyProbes) // it ends with the connection, at the latest
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		l.asking = false
+		a.forget(l)
+	})
+}
