@@ -48,7 +48,7 @@ const (
 	maxHeld, releases = 1000, 16
 	// inHandFor is how long a message without a slot waits here before it returns to its queue, where it waits for returnAfter
 	// to maxReturn. Messages return at intervals of returnEvery, so that a large backlog of a key is little work.
-	inHandFor, returnAfter, maxReturn, returnEvery = time.Second, time.Second, 30 * time.Second, 2 * time.Millisecond
+	inHandFor, returnAfter, maxReturn, returnEvery = time.Second, time.Second, 30 * time.Second, 10 * time.Millisecond
 )
 
 // member is a consumer that shares the slots.
@@ -507,7 +507,7 @@ func (a *atOnce) ask(l *line) {
 	if l.asking || s == nil {
 		return
 	}
-	want := min(len(l.waiting), a.cfg.AtOnce-len(l.held), maxHeld-s.held)
+	want := min(len(l.waiting), a.cfg.AtOnce-len(l.held), maxHeld-s.held-len(s.releasing))
 	if want <= 0 {
 		return
 	}
