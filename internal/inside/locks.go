@@ -2,7 +2,7 @@ package inside
 
 import "context"
 
-// Locks are names of which each belongs to one connection of the virtual host: they are exclusive queues, which RabbitMQ
+// Locks are names that one connection of the virtual host can have: they are exclusive queues, which RabbitMQ
 // refuses to other connections, and deletes when the connection ends, however it ends. Two Locks of one Conn
 // exclude each other, too. During an alarm, the methods wait.
 type Locks interface {

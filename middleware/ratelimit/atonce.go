@@ -22,7 +22,7 @@ type atOnce struct {
 	lines map[string]*line // those in use, by key; without Config.Key that of ""
 
 	// With Config.Shared.
-	name     string // what it is shared under, while there are members
+	prefix   string // of the names of the queues, while there are members
 	members  map[*refusal.Consumer]*member
 	slots    *slots             // nil: there is no connection
 	returnAt time.Time          // when the last message that was returned for later is delivered again, by the broker's clock
@@ -33,12 +33,12 @@ type atOnce struct {
 
 // line is the calls of a key, or of all messages, and those that wait to start.
 type line struct {
-	key, prefix string // prefix begins the names of its queues
-	running     int
-	peak        int             // the most that ran since the last round
-	waiting     []chan struct{} // each is closed when its call has started
-	held        []int           // numbers of slots
-	asking      bool
+	key     string
+	running int
+	peak    int             // the most that ran since the last round
+	waiting []chan struct{} // each is closed when its call has started
+	held    []int           // numbers of slots
+	asking  bool
 }
 
 func newAtOnce(c Config) *atOnce {

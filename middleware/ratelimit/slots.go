@@ -37,8 +37,7 @@ import (
 // the queue. That one has the queue "wanted". With keys, slots are taken when messages of the key come, and let go soon after.
 
 const (
-	slotPrefix = "hopback.slots."
-	maxAtOnce  = 1000
+	maxAtOnce = 1000
 	// probes is how many slots of others a worker asks for in a round, and spree how many when it has just got one,
 	// or is new: there may be more.
 	probes, spree = 2, 32
@@ -55,8 +54,9 @@ const (
 type member struct {
 	start     client.Start
 	open      func(context.Context) (inside.Locks, error)
-	uncounted bool // returning a message isn't counted
-	delays    bool // the queue can hold a message until a time
+	prefix    string // of the names of the queues
+	uncounted bool   // returning a message isn't counted
+	delays    bool   // the queue can hold a message until a time
 	limit     int
 	release   func() // ends the limit; nil: there is none
 }
@@ -67,7 +67,10 @@ func (a *atOnce) join(ctx context.Context, start client.Start) error {
 		return nil
 	}
 	consumer := refusal.Of(ctx)
-	m := &member{start: start, open: inside.LocksOf(ctx), uncounted: !oldbroker.Of(start.Broker.AtLeast).CountsReturns}
+	m := &member{
+		start: start, open: inside.LocksOf(ctx), prefix: prefix(cmp.Or(a.cfg.Name, start.Queue)),
+		uncounted: !oldbroker.Of(start.Broker.AtLeast).CountsReturns,
+	}
 	if consumer == nil || start.Control == nil || start.Management == nil || m.open == nil {
 		return argument.New("ratelimit.Config.Shared", true, "isn't possible here", "use it with Conn.Consume, or with a package that uses it")
 	}
@@ -86,15 +89,13 @@ func (a *atOnce) join(ctx context.Context, start client.Start) error {
 	m.delays = delays
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch name := a.nameFor(start.Queue); {
+	switch {
 	case a.members[consumer] != nil: // its connection was lost while it started
 		return nil
-	case len(a.members) > 0 && name != a.name:
-		return argument.New("ratelimit.Config.Name", "", fmt.Sprintf("is missing, and consumers of %q and %q share the limit", a.name, name), "set it, or call With for each queue")
-	default:
-		a.name = name
+	case len(a.members) > 0 && m.prefix != a.prefix:
+		return argument.New("ratelimit.Config.Name", "", fmt.Sprintf("is missing, and consumers of %q and other queues share the limit", start.Queue), "set it, or call With for each queue")
 	}
-	a.members[consumer] = m
+	a.prefix, a.members[consumer] = m.prefix, m
 	a.follow()
 	consumer.OnEnd(func() { a.remove(consumer) })
 	if a.stop == nil {
@@ -112,8 +113,6 @@ func (a *atOnce) join(ctx context.Context, start client.Start) error {
 	return nil
 }
 
-func (a *atOnce) nameFor(queue string) string { return cmp.Or(a.cfg.Name, queue) }
-
 // check reports whether the consumer's queue can hold a message until a time. It returns an error if the user may not
 // declare queues for slots.
 func (a *atOnce) check(ctx context.Context, m *member) (delays bool, err error) {
@@ -122,7 +121,7 @@ func (a *atOnce) check(ctx context.Context, m *member) (delays bool, err error) 
 		return false, err
 	}
 	defer locks.Close()
-	name := slotPrefix + short(a.nameFor(m.start.Queue)) + ".check." + crand.Text()
+	name := m.prefix + "check." + crand.Text()
 	if _, err = locks.Lock(ctx, name); err == nil {
 		err = locks.Unlock(ctx, name)
 	}
@@ -150,12 +149,12 @@ func (a *atOnce) remove(consumer *refusal.Consumer) {
 	}
 }
 
-// short returns a name that fits into that of a queue, with whatever is in front of it and behind.
-func short(name string) string {
-	if len(name) <= 150 {
-		return name
+// prefix returns how the names of the queues start. It is short enough for what follows.
+func prefix(name string) string {
+	if len(name) > 150 {
+		name = hash(name)
 	}
-	return hash(name)
+	return "hopback.slots." + name + "."
 }
 
 func hash(text string) string {
@@ -163,51 +162,33 @@ func hash(text string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-func (a *atOnce) wanted() string { return slotPrefix + short(a.name) + ".wanted" }
-
-// slot returns the name of the queue of a slot. It is called with mu held.
-func (a *atOnce) slot(l *line, i int) string {
-	if l.prefix == "" {
-		key := "all"
-		if a.cfg.Key != nil {
-			key = hash(l.key)
-		}
-		l.prefix = slotPrefix + short(a.name) + "." + key + "."
-	}
-	return l.prefix + strconv.Itoa(i)
-}
-
 // run has slots until ctx ends.
 func (a *atOnce) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		m := a.anyMember()
+		var m *member
+		a.mu.Lock()
+		for _, m = range a.members {
+			break
+		}
+		a.mu.Unlock()
 		if m == nil {
 			return
 		}
-		locks, err := m.open(ctx)
-		if err != nil {
+		if locks, err := m.open(ctx); err == nil {
+			a.serve(ctx, locks, m)
+		} else {
 			backoff.Sleep(ctx, every)
-			continue
 		}
-		a.serve(ctx, locks, m.start.Log)
 	}
-}
-
-func (a *atOnce) anyMember() *member {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, m := range a.members {
-		return m
-	}
-	return nil
 }
 
 // slots are the slots that a process has on a connection.
 type slots struct {
 	*atOnce
-	locks inside.Locks
-	log   *slog.Logger
-	asks  sync.WaitGroup // calls of ask; Add is called with mu held
+	locks  inside.Locks
+	prefix string // of the names of the queues
+	log    *slog.Logger
+	asks   sync.WaitGroup // calls of ask; Add is called with mu held
 
 	// With mu held.
 	held      int                 // by all lines
@@ -221,8 +202,8 @@ type slots struct {
 }
 
 // serve takes slots and lets them go until the connection is lost or ctx ends.
-func (a *atOnce) serve(ctx context.Context, locks inside.Locks, log *slog.Logger) {
-	s := &slots{atOnce: a, locks: locks, log: log, tries: spree, releasing: map[string]struct{}{}}
+func (a *atOnce) serve(ctx context.Context, locks inside.Locks, m *member) {
+	s := &slots{atOnce: a, locks: locks, prefix: m.prefix, log: m.start.Log, tries: spree, releasing: map[string]struct{}{}}
 	a.mu.Lock()
 	a.slots = s
 	a.mu.Unlock()
@@ -231,7 +212,11 @@ func (a *atOnce) serve(ctx context.Context, locks inside.Locks, log *slog.Logger
 		if s.round(ctx) {
 			more = a.more
 		}
-		timer := time.NewTimer(s.pause())
+		pause := keyEvery
+		if a.cfg.Key == nil {
+			pause = every*3/4 + rand.N(every/2)
+		}
+		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-more:
@@ -247,7 +232,7 @@ func (a *atOnce) serve(ctx context.Context, locks inside.Locks, log *slog.Logger
 		a.forget(l)
 	}
 	if s.marked {
-		s.releasing[a.wanted()] = struct{}{}
+		s.releasing[s.wanted()] = struct{}{}
 	}
 	a.follow()
 	a.mu.Unlock()
@@ -258,12 +243,17 @@ func (a *atOnce) serve(ctx context.Context, locks inside.Locks, log *slog.Logger
 	}()
 }
 
-func (s *slots) pause() time.Duration {
+// queue returns the name of the queue of a slot.
+func (s *slots) queue(l *line, i int) string {
+	key := "all"
 	if s.cfg.Key != nil {
-		return keyEvery
+		key = hash(l.key)
 	}
-	return every*3/4 + rand.N(every/2)
+	return s.prefix + key + "." + strconv.Itoa(i)
 }
+
+// wanted is the queue of a worker that has no slot for a message.
+func (s *slots) wanted() string { return s.prefix + "wanted" }
 
 // round does what is due. It reports whether there may be more slots for the messages that come.
 func (s *slots) round(ctx context.Context) (more bool) {
@@ -333,23 +323,15 @@ func (s *slots) mark(ctx context.Context, needy bool) {
 
 // backlog reports whether a queue has messages that no consumer has received.
 func (s *slots) backlog(ctx context.Context) bool {
-	asked := map[string]bool{}
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.members))
 	s.mu.Unlock()
-	for _, m := range all {
-		if asked[m.start.Queue] {
-			continue
-		}
-		asked[m.start.Queue] = true
+	return slices.ContainsFunc(all, func(m *member) bool {
 		ctx, done := context.WithTimeout(ctx, patience)
+		defer done()
 		q, err := declare.Inspect(ctx, m.start.Management, m.start.Queue)
-		done()
-		if err == nil && q.Messages > 0 {
-			return true
-		}
-	}
-	return false
+		return err == nil && q.Messages > 0
+	})
 }
 
 // take takes up to want slots for a line, and asks for up to tries that others have.
@@ -359,7 +341,7 @@ func (s *slots) take(ctx context.Context, l *line, want, tries int) (got int, er
 			break
 		}
 		s.mu.Lock()
-		name := s.slot(l, i)
+		name := s.queue(l, i)
 		_, leaving := s.releasing[name]
 		known := leaving || slices.Contains(l.held, i) || s.slots != s
 		s.mu.Unlock()
@@ -403,7 +385,7 @@ func (s *slots) verify(ctx context.Context) {
 		return
 	}
 	i := of.held[rand.IntN(len(of.held))]
-	name := s.slot(of, i)
+	name := s.queue(of, i)
 	s.mu.Unlock()
 	if ok, err := s.locks.Lock(ctx, name); err == nil && !ok {
 		s.mu.Lock()
@@ -421,7 +403,7 @@ func (s *slots) drop(l *line, n int) {
 	}
 	for range n {
 		last := len(l.held) - 1
-		s.releasing[s.slot(l, l.held[last])] = struct{}{}
+		s.releasing[s.queue(l, l.held[last])] = struct{}{}
 		l.held = l.held[:last]
 		s.held--
 	}
@@ -433,24 +415,20 @@ func (s *slots) release(ctx context.Context) {
 	s.mu.Lock()
 	names := slices.Collect(maps.Keys(s.releasing))
 	s.mu.Unlock()
-	next := make(chan string)
-	var workers sync.WaitGroup
-	for range min(releases, len(names)) {
-		workers.Go(func() {
-			for name := range next {
-				if s.locks.Unlock(ctx, name) == nil {
-					s.mu.Lock()
-					delete(s.releasing, name)
-					s.mu.Unlock()
-				}
+	var all sync.WaitGroup
+	free := make(chan struct{}, releases)
+	for _, name := range names {
+		free <- struct{}{}
+		all.Go(func() {
+			defer func() { <-free }()
+			if s.locks.Unlock(ctx, name) == nil {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				delete(s.releasing, name)
 			}
 		})
 	}
-	for _, name := range names {
-		next <- name
-	}
-	close(next)
-	workers.Wait()
+	all.Wait()
 }
 
 // report logs why slots can't be taken, once.
