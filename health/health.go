@@ -142,7 +142,7 @@ type Consumer struct {
 	Handling  int `json:"handling"`
 	Ready     int `json:"ready"`
 	Unsettled int `json:"unsettled"`
-	// Paused reports whether the consumer is paused, by package pause, a circuit breaker, or the program.
+	// Paused reports whether the consumer is paused, by package pause, a circuit breaker, a limit without a free slot, or the program.
 	Paused bool `json:"paused,omitempty"`
 	// Delivered is when the last delivery arrived. It is nil if none has arrived on this link.
 	Delivered *time.Time `json:"delivered,omitempty"`

@@ -2,6 +2,7 @@ package consume_test
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/middleware/ratelimit"
+	"github.com/hopback/hopback/operate/doctor"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -163,6 +165,12 @@ func TestCallsAtOnceAreLimitedOverConnections(t *testing.T) {
 				v, err := suite.Verified(t.Context(), s.Sources(t, operator), topology)
 				require.NoError(t, err)
 				assert.Empty(t, v.Findings)
+				r, err := doctor.From(t.Context(), s.API(t), doctor.Options{VHost: s.VHost})
+				require.NoError(t, err)
+				text, err := json.Marshal(r)
+				require.NoError(t, err)
+				assert.Contains(t, string(text), `"places"`)
+				assert.NotContains(t, string(text), "hopback.slots.")
 				blind, _ := suite.ConnectTo(t, s.User(t, "^$", "^$", "^orders$"))
 				none := client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil })
 				err = blind.Consume(t.Context(), "orders", ratelimit.With(ratelimit.Config{AtOnce: limit, Shared: true, Key: key})(none), client.ConsumerConfig{})

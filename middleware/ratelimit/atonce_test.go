@@ -679,3 +679,39 @@ func TestALimitOfCallsIsRefused(t *testing.T) {
 		require.NoError(t, shared(none).Handle(t.Context(), delivery("orders", "1")))
 	})
 }
+
+// A worker that stops in an alarm can't let its slots go before that is over. Its connection and its Middleware can be used
+// again.
+func TestAWorkerStopsInAnAlarmAndStartsAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 4
+		p := newPlant(t, "4.3.6", "orders")
+		p.load("orders", 2000, one)
+		limited := ratelimit.With(ratelimit.Config{AtOnce: limit, Shared: true})
+		w := p.worker()
+		stop := w.consume("orders", limited, 8)
+		other := p.worker()
+		other.consume("orders", ratelimit.With(ratelimit.Config{AtOnce: limit, Shared: true}), 8)
+		time.Sleep(10 * time.Second)
+		p.broker.SetMemoryAlarm(true)
+		time.Sleep(5 * time.Second)
+		stop()
+		time.Sleep(10 * time.Second)
+		p.broker.SetMemoryAlarm(false)
+		time.Sleep(5 * time.Second)
+		calm := p.now()
+		for range 10 {
+			stop = w.consume("orders", limited, 8)
+			time.Sleep(3 * time.Second)
+			stop()
+			stop = w.consume("orders", limited, 8)
+			time.Sleep(3 * time.Second)
+			stop()
+		}
+		share, above := p.use("key", limit, calm, p.now())
+		assert.Zero(t, above)
+		assert.Greater(t, share, 0.9)
+		assert.Len(t, p.slots(), limit)
+	})
+}

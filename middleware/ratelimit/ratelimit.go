@@ -1,4 +1,4 @@
-// Package ratelimit limits how many handlers start per second, for a service that accepts no
+// Package ratelimit limits how many handlers start per second, and how many run at once, for a service that accepts no
 // more calls.
 //
 //	limit := ratelimit.With(ratelimit.Config{PerSecond: 50, Burst: 10})
@@ -21,6 +21,9 @@
 // handled within seconds. RabbitMQ 4.3 revokes a delivery after the consumer timeout, 30 minutes
 // by default: keep Prefetch / PerSecond well below that. With Key, deliveries of a key over its
 // limit can occupy all slots, and then other keys wait, too.
+//
+// With AtOnce and Shared, a worker receives no more messages than it has slots for. With Key, messages without a slot return
+// to their queue for a while, where RabbitMQ supports that. See [Config.AtOnce].
 //
 // This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package ratelimit
@@ -46,16 +49,24 @@ type Config struct {
 	// Burst is how many calls may start at once after an idle time. Default: 1, which spaces
 	// calls evenly.
 	Burst int
-	// AtOnce is how many calls may run at once, up to 1,000. It works with and without PerSecond. Default: 0, no limit.
+	// AtOnce is how many calls may run at once, up to 1,000, with or without PerSecond. Default: 0, no limit.
 	//
-	// With Shared, it is for all workers together. RabbitMQ keeps it: a worker receives a message without a Key only if it has
-	// a slot, which is an exclusive queue that starts with "hopback.slots.". See docs/middleware.md#ratelimit.
+	// With Shared, the limit is for all workers of the queue together, and the sum never exceeds it, except for calls that
+	// still run when their worker has lost its connection. A call needs a slot, which is an exclusive queue with a name that
+	// begins with "hopback.slots."; RabbitMQ gives it to one connection, and deletes it with that. So workers need the
+	// permission to configure these queues: without it, Consume returns client.ErrUnauthorized.
+	//
+	//   - Consume receives no more messages than it has slots for. They are at most as many as its Concurrency.
+	//   - When a worker dies, the others get its slots within about a second. A worker that has slots keeps them while it has work.
+	//   - During a memory or disk alarm, workers keep their slots, and nobody gets one. A worker that starts in one waits.
+	//   - With Key, messages of a key without a free slot return to their queue for 1 to 30 s. That needs a quorum queue of
+	//     RabbitMQ 4.3 or later, without a TTL or a length limit; elsewhere they wait in the process.
 	AtOnce int
-	// Name is what workers share AtOnce under, for consumers of several queues that share a limit. Default: the name of
-	// the queue.
+	// Name is what workers share AtOnce under. Consumers of several queues that share a limit need it, such as those of a
+	// fair queue. Default: the name of the queue.
 	Name string
-	// Shared applies PerSecond and Burst to all workers of the queue together: each process takes the part of its
-	// consumers among all consumers of the queue, for which it asks the broker once a second. It needs a
+	// Shared applies the limits to all workers of the queue together; for AtOnce, see there. Of PerSecond, each process
+	// takes the part of its consumers among all consumers of the queue, for which it asks the broker once a second. It needs a
 	// permission on the queue, as consuming does. Default: false, each process has the whole limit.
 	//
 	//   - When a worker joins or leaves, the others follow within 2 s, in which the sum may be above or below the limit.
@@ -63,10 +74,10 @@ type Config struct {
 	//   - During a memory or disk alarm the last number counts. A worker that starts in one takes a hundredth.
 	Shared bool
 	// Key, if not nil, returns the key that a delivery counts toward, for instance a tenant.
-	// PerSecond and Burst apply to each key separately. If ok is false, the delivery isn't
+	// PerSecond, Burst, and AtOnce apply to each key separately. If ok is false, the delivery isn't
 	// limited. Key must be safe for concurrent use. Default: nil, one limit for all.
 	Key func(*client.Delivery) (key string, ok bool)
-	// MaxKeys is how many keys are remembered. Beyond that, the least recently used key is
+	// MaxKeys is how many keys are remembered for PerSecond. Beyond that, the least recently used key is
 	// forgotten, and starts with a full Burst when it returns. So make MaxKeys larger than the
 	// number of keys seen in Burst / PerSecond seconds. Default: 10,000.
 	MaxKeys int
