@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -118,6 +119,9 @@ func (l *locks) Lock(ctx context.Context, name string) (bool, error) {
 	})
 	switch text, _ := reply.(string); {
 	case err != nil:
+		if !errors.Is(err, failure.ErrOutcomeUnknown) {
+			l.disclaim(name)
+		}
 		return false, err
 	case status == 200 || status == 201:
 		return true, nil

@@ -6,7 +6,7 @@ import "context"
 // refuses to other connections, and deletes when the connection ends, however it ends. Two Locks of one Conn
 // exclude each other, too. During an alarm, the methods wait.
 type Locks interface {
-	// Lock reports whether the name belongs to these Locks now. After an error it may; call Unlock.
+	// Lock reports whether the name belongs to these Locks now. After a client.ErrOutcomeUnknown it may; call Unlock.
 	Lock(ctx context.Context, name string) (ok bool, err error)
 	// Unlock does nothing for a name that belongs to others.
 	Unlock(ctx context.Context, name string) error

@@ -180,9 +180,9 @@ func (a *atOnce) grant(l *line) {
 	}
 }
 
-// forget removes a line that isn't in use.
+// forget removes the line of a key that isn't in use.
 func (a *atOnce) forget(l *line) {
-	if l.running == 0 && len(l.waiting) == 0 && len(l.held) == 0 && !l.asking && a.lines[l.key] == l {
+	if a.cfg.Key != nil && l.running == 0 && len(l.waiting) == 0 && len(l.held) == 0 && !l.asking && a.lines[l.key] == l {
 		delete(a.lines, l.key)
 	}
 }

@@ -272,7 +272,7 @@ func (p *plant) slots() (names []string) {
 	var all []struct{ Name string }
 	require.NoError(p, json.Unmarshal(w.Body.Bytes(), &all), w.Body.String())
 	for _, q := range all {
-		if strings.HasPrefix(q.Name, "hopback.slots.") {
+		if strings.HasPrefix(q.Name, "hopback.slots.") && !strings.HasSuffix(q.Name, ".wanted") {
 			names = append(names, q.Name)
 		}
 	}
@@ -712,6 +712,34 @@ func TestAWorkerStopsInAnAlarmAndStartsAgain(t *testing.T) {
 		share, above := p.use("key", limit, calm, p.now())
 		assert.Zero(t, above)
 		assert.Greater(t, share, 0.9)
+		time.Sleep(5 * time.Second)
 		assert.Len(t, p.slots(), limit)
+	})
+}
+
+// A worker that loses the permission for slots keeps those that it has, and takes others when it has it again.
+func TestThePermissionIsLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const limit = 4
+		p := newPlant(t, "4.3.6", "orders")
+		p.load("orders", 2000, one)
+		limited := func() client.Middleware { return ratelimit.With(ratelimit.Config{AtOnce: limit, Shared: true}) }
+		p.worker().consume("orders", limited(), 2)
+		stop := p.worker().consume("orders", limited(), 2)
+		time.Sleep(5 * time.Second)
+		require.NoError(t, p.broker.SetPermissions("guest", "/", "^$", ".*", ".*"))
+		time.Sleep(20 * time.Second)
+		share, _ := p.use("key", limit, 6*time.Second, p.now())
+		assert.Greater(t, share, 0.98)
+		stop()
+		require.NoError(t, p.broker.SetPermissions("guest", "/", ".*", ".*", ".*"))
+		p.worker().consume("orders", limited(), 4)
+		time.Sleep(5 * time.Second)
+		calm := p.now()
+		time.Sleep(10 * time.Second)
+		share, above := p.use("key", limit, calm, p.now())
+		assert.Greater(t, share, 0.95)
+		assert.Zero(t, above)
 	})
 }

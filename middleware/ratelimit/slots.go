@@ -34,7 +34,7 @@ import (
 //
 // Without a key, a worker has as many slots as calls that run at once. It receives one message for each: others can handle
 // what it has no slot for. It keeps slots that it doesn't use until a worker has none for a message that is in
-// the queue. That one has the queue "wanted". With keys, slots are taken when messages of the key come, and let go soon after.
+// the queue. Such a worker has the queue "wanted". With keys, slots are taken when messages of the key come, and let go soon after.
 
 const (
 	maxAtOnce = 1000
@@ -236,10 +236,17 @@ func (a *atOnce) serve(ctx context.Context, locks inside.Locks, m *member) {
 	}
 	a.follow()
 	a.mu.Unlock()
+	background := context.WithoutCancel(ctx)
 	go func() { // in an alarm, this takes until the alarm is over, or the connection is closed
 		defer locks.Close()
 		s.asks.Wait()
-		s.release(context.WithoutCancel(ctx))
+		for s.release(background); len(s.releasing) > 0; s.release(background) {
+			select {
+			case <-locks.Lost():
+				return
+			case <-time.After(every):
+			}
+		}
 	}()
 }
 
@@ -315,7 +322,8 @@ func (s *slots) adjust(ctx context.Context) (more bool) {
 func (s *slots) mark(ctx context.Context, needy bool) {
 	switch {
 	case needy && !s.marked:
-		s.marked, _ = s.locks.Lock(ctx, s.wanted())
+		ok, err := s.locks.Lock(ctx, s.wanted())
+		s.marked = ok || errors.Is(err, client.ErrOutcomeUnknown)
 	case !needy && s.marked:
 		s.marked = s.locks.Unlock(ctx, s.wanted()) != nil
 	}
@@ -351,8 +359,9 @@ func (s *slots) take(ctx context.Context, l *line, want, tries int) (got int, er
 		ok, err := s.locks.Lock(ctx, name)
 		s.mu.Lock()
 		switch {
-		case err != nil || ok && s.slots != s:
-			s.releasing[name] = struct{}{} // nobody knows whose it is
+		case errors.Is(err, client.ErrOutcomeUnknown), ok && s.slots != s:
+			s.releasing[name] = struct{}{}
+		case err != nil:
 		case ok:
 			got++
 			tries = max(tries, min(spree, s.cfg.AtOnce))
