@@ -214,53 +214,66 @@ func byBody(d *client.Delivery) (string, bool) {
 	return strings.Trim(string(d.Message().GetData()), `"`), true
 }
 
-// 64 workers join, leave, and die (200 times with HOPBACK_LONG=1). Never more calls run than the limit, and at least 95 % of it is
-// used.
+// 64 workers join, leave, and die (200 times with HOPBACK_LONG=1). Never more calls run than the limit, of a queue or of each
+// key, and at least 95 % of it is used.
 func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		const limit, workers = 100, 64
-		changes := 40
-		if os.Getenv("HOPBACK_LONG") != "" {
-			changes = 200
-		}
-		p := newPlant(t, "4.3.6", "orders")
-		p.load("orders", 250*changes+6000, one)
-		rng := rand.New(rand.NewPCG(1, 2))
-		join := func() *plantWorker {
-			w := p.worker()
-			stop := w.consume("orders", ratelimit.With(ratelimit.Config{AtOnce: limit, Shared: true}), 8)
-			w.leave = func() { stop(); _ = w.conn.Close(context.Background()) }
-			return w
-		}
-		var all []*plantWorker
-		for range workers {
-			all = append(all, join())
-		}
-		time.Sleep(10 * time.Second)
-		calm := p.now()
-		for range changes {
-			i := rng.IntN(len(all))
-			switch w := all[i]; {
-			case len(all) < workers && rng.IntN(2) == 0:
-				all = append(all, join())
-			case rng.IntN(3) == 0:
-				go w.leave()
-				all[i] = join()
-			default:
-				w.die()
-				if all = append(all[:i], all[i+1:]...); len(all) < workers-8 {
+	const workers = 64
+	for name, c := range map[string]struct{ limit, keys, changes int }{"queue": {100, 1, 40}, "keys": {10, 10, 10}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if os.Getenv("HOPBACK_LONG") != "" {
+				c.changes = 200
+			}
+			synctest.Test(t, func(t *testing.T) {
+				p := newPlant(t, "4.3.6", "orders")
+				p.load("orders", 250*c.changes+6000, func(i int) string { return fmt.Sprint(i % c.keys) })
+				cfg := ratelimit.Config{AtOnce: c.limit, Shared: true}
+				if c.keys > 1 {
+					cfg.Key = byBody
+				}
+				rng := rand.New(rand.NewPCG(1, 2))
+				join := func() *plantWorker {
+					w := p.worker()
+					stop := w.consume("orders", ratelimit.With(cfg), 8)
+					w.leave = func() { stop(); _ = w.conn.Close(context.Background()) }
+					return w
+				}
+				var all []*plantWorker
+				for range workers {
 					all = append(all, join())
 				}
-			}
-			time.Sleep(time.Second)
-		}
-		share, above := p.use("key", limit, calm, p.now())
-		_, handled := p.of("key")
-		t.Logf("%.1f %% of the limit used by %d to %d workers in %v with %d changes; longest time above it %v; %d handled", 100*share, workers-8, workers, p.now()-calm, changes, above, handled)
-		assert.GreaterOrEqual(t, share, 0.95)
-		assert.Zero(t, above)
-	})
+				time.Sleep(10 * time.Second)
+				calm := p.now()
+				for range c.changes {
+					i := rng.IntN(len(all))
+					switch w := all[i]; {
+					case len(all) < workers && rng.IntN(2) == 0:
+						all = append(all, join())
+					case rng.IntN(3) == 0:
+						go w.leave()
+						all[i] = join()
+					default:
+						w.die()
+						if all = append(all[:i], all[i+1:]...); len(all) < workers-8 {
+							all = append(all, join())
+						}
+					}
+					time.Sleep(time.Second)
+				}
+				handled, until := 0, p.now()
+				for key := range c.keys {
+					share, above := p.use(fmt.Sprint(key), c.limit, calm, until)
+					_, n := p.of(fmt.Sprint(key))
+					handled += n
+					t.Logf("%.1f %% of a limit of %d used by %d to %d workers in %v with %d changes; longest time above it %v", 100*share, c.limit, workers-8, workers, until-calm, c.changes, above)
+					assert.GreaterOrEqual(t, share, 0.95)
+					assert.Zero(t, above)
+				}
+				t.Logf("%d handled", handled)
+			})
+		})
+	}
 }
 
 // slots returns the names of the queues of slots.
