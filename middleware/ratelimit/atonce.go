@@ -38,7 +38,8 @@ type line struct {
 	peak    int             // the most that ran since the last round
 	waiting []chan struct{} // each is closed when its call has started
 	held    []int           // numbers of slots
-	asking  bool
+	asked   chan struct{}   // closed when ask is over; nil: it isn't running
+	refused time.Time       // when others had the slots that were asked for
 }
 
 func newAtOnce(c Config) *atOnce {
@@ -66,11 +67,10 @@ func (a *atOnce) enter(ctx context.Context, key string) (*line, error) {
 	}
 	turn := make(chan struct{})
 	l.waiting = append(l.waiting, turn)
-	inHand, m := max(len(l.held), 1), a.members[refusal.Of(ctx)]
-	tooMany := len(l.waiting) > inHand
+	m := a.members[refusal.Of(ctx)]
 	a.mu.Unlock()
 
-	err := a.await(ctx, l, m, turn, tooMany)
+	err := a.await(ctx, l, m, turn)
 	if err == nil {
 		return l, nil
 	}
@@ -89,12 +89,10 @@ func (a *atOnce) enter(ctx context.Context, key string) (*line, error) {
 }
 
 // await waits for the turn of a call.
-func (a *atOnce) await(ctx context.Context, l *line, m *member, turn chan struct{}, tooMany bool) error {
+func (a *atOnce) await(ctx context.Context, l *line, m *member, turn chan struct{}) error {
 	var again, enough <-chan time.Time
+	var asked <-chan struct{}
 	if m != nil && m.uncounted {
-		if a.cfg.Key != nil && tooMany && m.delays {
-			return a.later(ctx, m)
-		}
 		timer := time.NewTimer(inHandFor)
 		defer timer.Stop()
 		enough = timer.C
@@ -103,7 +101,7 @@ func (a *atOnce) await(ctx context.Context, l *line, m *member, turn chan struct
 		ticker := time.NewTicker(keyEvery)
 		defer ticker.Stop()
 		again = ticker.C
-		a.ask(l)
+		asked = a.ask(l)
 	}
 	for {
 		select {
@@ -115,10 +113,22 @@ func (a *atOnce) await(ctx context.Context, l *line, m *member, turn chan struct
 			return returned(errDraining)
 		case <-enough:
 			return a.later(ctx, m)
+		case <-asked:
+			asked = nil
+			if m.delays && a.behind(l, turn) {
+				return a.later(ctx, m)
+			}
 		case <-again:
 			a.ask(l)
 		}
 	}
+}
+
+// behind reports whether more calls wait before this one than the line has slots.
+func (a *atOnce) behind(l *line, turn chan struct{}) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Index(l.waiting, turn) >= len(l.held)
 }
 
 func returned(err error) error {
@@ -182,7 +192,7 @@ func (a *atOnce) grant(l *line) {
 
 // forget removes the line of a key that isn't in use.
 func (a *atOnce) forget(l *line) {
-	if a.cfg.Key != nil && l.running == 0 && len(l.waiting) == 0 && len(l.held) == 0 && !l.asking && a.lines[l.key] == l {
+	if a.cfg.Key != nil && l.running == 0 && len(l.waiting) == 0 && len(l.held) == 0 && l.asked == nil && time.Since(l.refused) >= every && a.lines[l.key] == l {
 		delete(a.lines, l.key)
 	}
 }

@@ -214,16 +214,15 @@ func byBody(d *client.Delivery) (string, bool) {
 	return strings.Trim(string(d.Message().GetData()), `"`), true
 }
 
-// 64 workers join, leave, and die (200 times with HOPBACK_LONG=1). Never more calls run than the limit, of a queue or of each
+// 64 workers join, leave, and die, 200 times with HOPBACK_LONG=1, otherwise less. Never more calls run than the limit, of a queue or of each
 // key, and at least 95 % of it is used.
 func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 	t.Parallel()
-	const workers = 64
-	for name, c := range map[string]struct{ limit, keys, changes int }{"queue": {100, 1, 40}, "keys": {10, 10, 10}} {
+	for name, c := range map[string]struct{ limit, keys, workers, changes int }{"queue": {100, 1, 64, 40}, "keys": {10, 4, 16, 10}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if os.Getenv("HOPBACK_LONG") != "" {
-				c.changes = 200
+				c.workers, c.changes = 64, 200
 			}
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlant(t, "4.3.6", "orders")
@@ -240,7 +239,7 @@ func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 					return w
 				}
 				var all []*plantWorker
-				for range workers {
+				for range c.workers {
 					all = append(all, join())
 				}
 				time.Sleep(10 * time.Second)
@@ -248,14 +247,14 @@ func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 				for range c.changes {
 					i := rng.IntN(len(all))
 					switch w := all[i]; {
-					case len(all) < workers && rng.IntN(2) == 0:
+					case len(all) < c.workers && rng.IntN(2) == 0:
 						all = append(all, join())
 					case rng.IntN(3) == 0:
 						go w.leave()
 						all[i] = join()
 					default:
 						w.die()
-						if all = append(all[:i], all[i+1:]...); len(all) < workers-8 {
+						if all = append(all[:i], all[i+1:]...); len(all) < c.workers-8 {
 							all = append(all, join())
 						}
 					}
@@ -266,7 +265,7 @@ func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 					share, above := p.use(fmt.Sprint(key), c.limit, calm, until)
 					_, n := p.of(fmt.Sprint(key))
 					handled += n
-					t.Logf("%.1f %% of a limit of %d used by %d to %d workers in %v with %d changes; longest time above it %v", 100*share, c.limit, workers-8, workers, until-calm, c.changes, above)
+					t.Logf("%.1f %% of a limit of %d used by %d to %d workers in %v with %d changes; longest time above it %v", 100*share, c.limit, c.workers-8, c.workers, until-calm, c.changes, above)
 					assert.GreaterOrEqual(t, share, 0.95)
 					assert.Zero(t, above)
 				}

@@ -41,8 +41,9 @@ const (
 	// probes is how many slots of others a worker asks for in a round, and spree how many when it has just got one,
 	// or is new: there may be more.
 	probes, spree = 2, 32
-	// keyEvery is how often slots for a key are asked for and let go, and keyProbes for how many.
-	keyEvery, keyProbes = 250 * time.Millisecond, 4
+	// keyEvery is how often slots for keys are let go, keyProbes how many of others are asked for at a time, and keyBudget
+	// for how many in a second, over all keys.
+	keyEvery, keyProbes, keyBudget = 250 * time.Millisecond, 2, 40
 	// maxHeld bounds the slots of all keys, and releases how many are let go at the same time.
 	maxHeld, releases = 1000, 16
 	// inHandFor is how long a message without a slot waits here before it returns to its queue, where it waits for returnAfter
@@ -195,7 +196,7 @@ type slots struct {
 	releasing map[string]struct{} // queues that nobody needs here, until the broker has answered that they are free
 
 	// Only serve uses these.
-	tries    int  // how many slots of others the next round may ask for
+	tries    int  // how many slots of others may be asked for; with keys, mu guards it
 	marked   bool // "wanted" is this process's
 	verified time.Time
 	failing  bool // the last request failed, and the log has it
@@ -273,6 +274,7 @@ func (s *slots) round(ctx context.Context) (more bool) {
 		more = s.adjust(ctx)
 	} else {
 		s.mu.Lock()
+		s.tries = min(s.tries+keyBudget/4, keyBudget)
 		for _, l := range s.lines {
 			s.drop(l, len(l.held)-l.peak)
 			l.peak = l.running
@@ -486,24 +488,43 @@ func (a *atOnce) later(ctx context.Context, m *member) error {
 	return client.Requeue{Err: errFull}
 }
 
-// ask takes slots for the messages of a key that wait.
-func (a *atOnce) ask(l *line) {
+// over is closed.
+var over = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// ask takes slots for the messages of a key that wait, unless it was refused within the last second. The channel
+// is closed when that is over.
+func (a *atOnce) ask(l *line) <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.slots
-	if l.asking || s == nil {
-		return
+	if l.asked != nil {
+		return l.asked
+	}
+	if s == nil || time.Since(l.refused) < every || s.tries < keyProbes {
+		return over
 	}
 	want := min(len(l.waiting), a.cfg.AtOnce-len(l.held), maxHeld-s.held-len(s.releasing))
 	if want <= 0 {
-		return
+		return over
 	}
-	l.asking = true
+	l.asked = make(chan struct{})
+	s.tries -= keyProbes
 	s.asks.Go(func() {
-		_, _ = s.take(context.Background(), l, want, keyProbes) // it ends with the connection, at the latest
+		got, _ := s.take(context.Background(), l, want, keyProbes) // it ends with the connection, at the latest
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		l.asking = false
+		if got < want {
+			l.refused = time.Now()
+		} else {
+			s.tries += keyProbes
+		}
+		close(l.asked)
+		l.asked = nil
 		a.forget(l)
 	})
+	return l.asked
 }
