@@ -214,7 +214,7 @@ func byBody(d *client.Delivery) (string, bool) {
 	return strings.Trim(string(d.Message().GetData()), `"`), true
 }
 
-// 64 workers join, leave, and die, 200 times with HOPBACK_LONG=1, otherwise less. Never more calls run than the limit, of a queue or of each
+// 64 workers join, leave, and die, for a queue 200 times with HOPBACK_LONG=1, otherwise less. Never more calls run than the limit, of a queue or of each
 // key, and at least 95 % of it is used.
 func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 	t.Parallel()
@@ -222,7 +222,7 @@ func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if os.Getenv("HOPBACK_LONG") != "" {
-				c.workers, c.changes = 64, 200
+				c.workers, c.changes = 64, 5*c.changes
 			}
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlant(t, "4.3.6", "orders")
