@@ -204,9 +204,9 @@ func (d Declaration) send(ctx context.Context, r Requester) (string, error) {
 
 // sendAgain is send after a request without a reply. It inspects the queue first: another client
 // may just be creating it, and on 4.0 that ends the session of every client that declares it at
-// the same time.
+// the same time. It asks nothing about an exclusive queue: the answer doesn't say whose it is.
 func (d Declaration) sendAgain(ctx context.Context, r Requester) (string, error) {
-	if d.Resource.Kind == kindQueue {
+	if d.Resource.Kind == kindQueue && d.Body["exclusive"] != true {
 		if info, err := Inspect(ctx, r, d.Resource.Name); err == nil && len(conflicts(d.Body, queueBody(info))) == 0 {
 			return stepExisted, nil
 		}

@@ -335,6 +335,23 @@ func TestApplyRepeatsWhatALostSessionLeft(t *testing.T) {
 	}
 }
 
+// A queue that is exclusive to another connection looks as if it had been declared, and is refused.
+func TestApplyRepeatsAnExclusiveQueueWithoutAsking(t *testing.T) {
+	t.Parallel()
+	q := declare.RawQueue{Name: "mine", Exclusive: true, Arguments: map[string]any{"x-queue-type": "classic"}}
+	f := &fakeBroker{intercept: func(_ context.Context, n int, s sent) (int, any, error, bool) {
+		switch {
+		case s.method == "GET":
+			return 200, map[string]any{"name": "mine", "type": "classic", "exclusive": true, "durable": false, "auto_delete": false, "arguments": q.Arguments}, nil, true
+		case n == 1:
+			return 0, nil, errDied, true
+		}
+		return 400, "cannot obtain exclusive access to locked queue 'mine' in vhost '/'. It could be originally declared on another connection", nil, true
+	}}
+	_, err := declare.Apply(context.Background(), f, declare.Topology{Queues: []declare.Queue{q}})
+	require.ErrorIs(t, err, declare.ErrConflict)
+}
+
 const notFormed = "Cannot declare quorum queue 'orders' in vhost '/' on node 'rabbit@localhost' with leader on node 'rabbit@localhost': cluster_not_formed"
 
 // A busy broker gives up on quorum queues that have no leader in time. They are declared
