@@ -342,7 +342,7 @@ func TestApplyRepeatsAnExclusiveQueueWithoutAsking(t *testing.T) {
 	f := &fakeBroker{intercept: func(_ context.Context, n int, s sent) (int, any, error, bool) {
 		switch {
 		case s.method == "GET":
-			return 200, map[string]any{"name": "mine", "type": "classic", "exclusive": true, "durable": false, "auto_delete": false, "arguments": q.Arguments}, nil, true
+			return 200, map[string]any{"name": "mine", "type": "classic", "exclusive": true, "durable": false, "auto_delete": false, "arguments": q.Arguments, "message_count": uint64(0), "consumer_count": uint64(0)}, nil, true
 		case n == 1:
 			return 0, nil, errDied, true
 		}
