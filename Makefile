@@ -80,6 +80,10 @@ fuzz: ## Run each fuzz target for FUZZTIME (default: 30s)
 		done; \
 	done
 
+.PHONY: site
+site: ## Build the playground, a static page with RabbitMQ in the browser, into bin/site; "hopback playground" serves it
+	@$(GO) run ./operate/playground -o bin/site
+
 .PHONY: release
 release: ## Pack all modules as VERSION (default: the one in the go.mod files) into a local proxy, install and build from it, write binaries, SBOMs, and checksums into bin/release, and print the tags
 	@GOWORK=off $(GO) -C integration/tools run ./release -artifacts "$(CURDIR)/bin/release" $(RELEASEFLAGS) $(or $(VERSION),$$(awk '$$1 == "github.com/hopback/hopback" { print $$2 }' cmd/hopback/go.mod))
