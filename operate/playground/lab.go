@@ -240,7 +240,7 @@ func (l *lab) note(id, kind, text string) {
 	defer l.mu.Unlock()
 	l.catchUp()
 	if m := l.byID[id]; m != nil {
-		m.Entries = append(m.Entries, entry{At: l.since(time.Now()), Kind: kind, Text: text})
+		m.append(entry{At: l.since(time.Now()), Kind: kind, Text: text})
 	}
 }
 
@@ -262,10 +262,19 @@ func (l *lab) catchUp() {
 	l.read = len(all)
 }
 
+// append adds an entry, which isn't earlier than the one before it: in a browser, the clock of the broker's
+// events has milliseconds, and the one of attempts microseconds.
+func (m *message) append(e entry) {
+	if n := len(m.Entries); n > 0 {
+		e.At = max(e.At, m.Entries[n-1].At)
+	}
+	m.Entries = append(m.Entries, e)
+}
+
 // add adds an event. A retry copy is confirmed before its original is acknowledged, so for a moment
 // two queues have the message; it is where it was published last.
 func (m *message) add(e hopbacktest.Event, at int64) {
-	m.Entries = append(m.Entries, entry{At: at, Kind: e.Kind, Queue: e.Queue})
+	m.append(entry{At: at, Kind: e.Kind, Queue: e.Queue})
 	switch e.Kind {
 	case "published":
 		m.Where, m.State = e.Queue, "waits"
@@ -307,21 +316,25 @@ func (l *lab) update() {
 		if why.Error != "" {
 			text += "; error: " + why.Error
 		}
-		m.Entries = append(m.Entries, entry{At: m.Entries[len(m.Entries)-1].At, Kind: "is a dead letter", Queue: deadQueue, Text: text})
+		m.append(entry{Kind: "is a dead letter", Queue: deadQueue, Text: text})
 	}
 }
 
-// history is what happened to each message, as text. Times are in tenths of a second, which hide
-// that a timer of a browser has milliseconds.
+// history is what happened to each message, as text. Times count from the first event of the first message. They are
+// in tenths of a second, since a browser's timers have milliseconds.
 func (l *lab) history() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.update()
 	var b strings.Builder
+	var first int64
+	if len(l.messages) > 0 && len(l.messages[0].Entries) > 0 {
+		first = l.messages[0].Entries[0].At
+	}
 	for _, m := range l.messages {
 		fmt.Fprintf(&b, "message %s\n", m.ID)
 		for _, e := range m.Entries {
-			fmt.Fprintf(&b, "%s\n", strings.TrimRight(fmt.Sprintf("%9.1fs  %-16s %-12s %s", float64(e.At)/1000, e.Kind, e.Queue, e.Text), " "))
+			fmt.Fprintf(&b, "%s\n", strings.TrimRight(fmt.Sprintf("%9.1fs  %-16s %-12s %s", float64(e.At-first)/1000, e.Kind, e.Queue, e.Text), " "))
 		}
 	}
 	return b.String()

@@ -21,7 +21,7 @@ type settings struct {
 	Failures int `json:"failures"`
 }
 
-// The bounds keep a page responsive. Whoever wants more runs hopbacktest.
+// The bounds keep a page responsive. hopbacktest has none of them.
 const (
 	maxRetries = 20
 	maxDelays  = 8
@@ -47,7 +47,7 @@ func (s settings) delays() ([]time.Duration, error) {
 		all = append(all, d)
 	}
 	if len(all) == 0 || len(all) > maxDelays {
-		return nil, argument.New("delays", len(all), fmt.Sprintf("isn't a number of delays from 1 to %d", maxDelays), remedy)
+		return nil, argument.New("delays", nil, fmt.Sprintf("has %d of them, and may have from 1 to %d", len(all), maxDelays), remedy)
 	}
 	return all, nil
 }
