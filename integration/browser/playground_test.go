@@ -245,6 +245,7 @@ func TestPlaygroundShowsTextAsText(t *testing.T) {
 	b.set("delays", hostile)
 	b.click("Start again")
 	b.until(`document.getElementById("problem").textContent.includes("isn't a duration")`)
+	require.Equal(t, true, b.eval(`new Promise((done) => { const now = document.getElementById("now").textContent; const again = () => requestAnimationFrame(() => document.getElementById("now").textContent === now ? again() : done(!document.getElementById("problem").hidden)); again(); })`), "it stays")
 	require.Equal(t, float64(0), b.eval(`document.querySelectorAll("main img, main script").length`))
 
 	// Neither a huge file nor a broken one stops the page.

@@ -52,7 +52,7 @@ func build(to string, log io.Writer) error {
 			return err
 		}
 	}
-	root, err := output("go", "env", "GOROOT")
+	root, err := output(nil, "env", "GOROOT")
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func build(to string, log io.Writer) error {
 	if err := write(to, "wasm_exec.js", runtime); err != nil {
 		return err
 	}
-	if _, err := output("env", "GOOS=js", "GOARCH=wasm", "GOFLAGS=", "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(to, programName), "github.com/hopback/hopback/operate/playground"); err != nil {
+	if _, err := output([]string{"GOOS=js", "GOARCH=wasm", "GOFLAGS="}, "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(to, programName), "github.com/hopback/hopback/operate/playground"); err != nil {
 		return err
 	}
 	size, compressed, err := compress(filepath.Join(to, programName))
@@ -77,8 +77,10 @@ func build(to string, log io.Writer) error {
 	return err
 }
 
-func output(name string, args ...string) (string, error) {
-	c := exec.Command(name, args...)
+// output runs the go command with additional variables.
+func output(env []string, args ...string) (string, error) {
+	c := exec.Command("go", args...)
+	c.Env = append(os.Environ(), env...)
 	var problem bytes.Buffer
 	c.Stderr = &problem
 	out, err := c.Output()

@@ -168,7 +168,7 @@
     if (real - shownAt < 100) return;
     shownAt = real;
     const state = call("state", selected);
-    complain(state.error || "");
+    complain(refused || state.error || "");
     if (!state.all) return;
     if (first) { // a run has just started
       call("send", first);
@@ -202,6 +202,9 @@
     button.setAttribute("aria-pressed", String(on));
     button.textContent = on ? textOn : textOff;
   };
+  // refuse shows why the program did nothing, until the user asks for the next thing.
+  let refused = "";
+  const refuse = (answer) => complain(refused = answer.error || "");
   const complain = (text) => {
     at("problem").hidden = !text;
     if (at("problem").textContent !== text) at("problem").textContent = text;
@@ -214,14 +217,14 @@
   };
   const start = () => {
     const answer = call("start", settings());
-    complain(answer.error || "");
+    refuse(answer);
     if (answer.error) return;
     showCode();
     [first, selected, follow, last.changed] = [publish.body.value, "1", true, ""];
     clock.speed = 1; // until the first message is published
     at("history").replaceChildren();
   };
-  const send = (body) => complain(call("send", body).error || "");
+  const send = (body) => refuse(call("send", body));
 
   const play = () => {
     for (const h of call("handlers")) form.handler.append(el("option", { value: h.name }, h.text));

@@ -37,13 +37,13 @@ func (c *command) playground() *cobra.Command {
 		Short: "Serve a web page with RabbitMQ in the browser: see retries, examine definitions",
 		Long:  playgroundHelp,
 		Example: `  make site && hopback playground
-  hopback playground --addr 127.0.0.1:0 --dir public`,
+  hopback playground --addr 127.0.0.1:8485 --dir public`,
 		Args:              takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE:              func(*cobra.Command, []string) error { return c.playgroundNow(listen, dir) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&listen, "addr", "127.0.0.1:8485", "`address` to serve the page at")
+	f.StringVar(&listen, "addr", "127.0.0.1:0", "`address` to serve the page at; with port 0, the system chooses one")
 	f.StringVar(&dir, "dir", filepath.Join("bin", "site"), "`folder` of the page")
 	_ = cmd.MarkFlagDirname("dir")
 	c.outputFlag(cmd, "the URL")
