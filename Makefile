@@ -81,8 +81,9 @@ fuzz: ## Run each fuzz target for FUZZTIME (default: 30s)
 	done
 
 .PHONY: site
-site: ## Build the playground, a static page with RabbitMQ in the browser, into bin/site; "hopback playground" serves it
+site: ## Build the playground, a static page with RabbitMQ in the browser, and the docs, into bin/site; "hopback playground" serves them
 	@$(GO) run ./operate/playground -o bin/site
+	@GOWORK=off $(GO) -C integration/tools run ./docsite -docs "$(CURDIR)/docs" -o "$(CURDIR)/bin/site/docs"
 
 .PHONY: release
 release: ## Pack all modules as VERSION (default: the one in the go.mod files) into a local proxy, install and build from it, write binaries, SBOMs, and checksums into bin/release, and print the tags

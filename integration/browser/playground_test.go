@@ -20,6 +20,49 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// The docs have a search that needs no server, load nothing from elsewhere, and fit on a phone, in both schemes.
+func TestDocsSite(t *testing.T) {
+	c := theChromium(t)
+	p, err := thePlayground()
+	require.NoError(t, err)
+	b := c.tab(t)
+	b.size(1200, 900)
+	b.open(p.url + "docs/")
+	b.until(`!document.getElementById("words").disabled`)
+	pages := b.eval(`[...document.querySelectorAll(".pages a")].map((e) => e.href)`).([]any)
+	require.Greater(t, len(pages), 20)
+	search := func(text string) {
+		b.eval(`(() => { const e = document.getElementById("words"); e.value = ` + quoted(t, text) + `; e.dispatchEvent(new Event("input")); })()`)
+	}
+	search("parking queue")
+	b.until(`document.querySelectorAll("#results a").length > 3`)
+	search("<img src=x onerror=hacked>")
+	b.until(`document.getElementById("found").textContent === "Nothing found"`)
+	search("delivery-limit")
+	b.until(`document.querySelectorAll("#results a").length > 0`)
+	b.click(b.eval(`document.querySelector("#results a").textContent`).(string))
+	b.until(loaded + ` && document.getElementById("results").hidden && document.querySelector(".doc").textContent.includes("delivery-limit")`)
+	if b.eval(`location.hash`) != "" {
+		require.Equal(t, true, b.eval(`document.getElementById(location.hash.slice(1)).getBoundingClientRect().top < innerHeight`))
+	}
+	for i, page := range pages {
+		b.open(page.(string))
+		b.scheme([]string{"light", "dark"}[i%2])
+		for _, width := range []int{1200, 360} {
+			b.size(width, 740)
+			assert.LessOrEqual(t, b.eval(`document.documentElement.scrollWidth`), float64(width), page)
+		}
+		assert.Empty(t, b.eval(poorContrast), page)
+		assert.Empty(t, b.eval(`[...document.images].filter((e) => e.complete && e.naturalWidth === 0).map((e) => e.src)`), page)
+	}
+	b.mu.Lock()
+	for _, url := range b.requests {
+		assert.True(t, strings.HasPrefix(url, p.url), url)
+	}
+	b.mu.Unlock()
+	b.calm()
+}
+
 // checkout is the root of this repository.
 var checkout = filepath.Join("..", "..")
 
@@ -39,9 +82,20 @@ func servePlayground() (*playground, error) {
 		return nil, err
 	}
 	p := &playground{folder: filepath.Join(folder, "site"), command: filepath.Join(folder, "hopback")}
-	for _, args := range [][]string{{"build", "-o", p.command, "./cmd/hopback"}, {"run", "./operate/playground", "-o", p.folder}} {
+	root, err := filepath.Abs(checkout)
+	if err != nil {
+		return nil, err
+	}
+	for _, args := range [][]string{
+		{"build", "-o", p.command, "./cmd/hopback"},
+		{"-C", "integration/tools", "run", "./docsite", "-docs", filepath.Join(root, "docs"), "-o", filepath.Join(p.folder, "docs")},
+		{"run", "./operate/playground", "-o", p.folder},
+	} {
 		c := exec.Command("go", args...)
-		c.Dir = checkout
+		c.Dir = root
+		if args[0] == "-C" {
+			c.Env = append(os.Environ(), "GOWORK=off") // the workspace leaves tools out
+		}
 		out, err := c.CombinedOutput()
 		if err != nil {
 			return nil, fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)

@@ -91,10 +91,10 @@ func (c *command) playgroundNow(listen, dir string) error {
 
 // siteTypes are the types of the page's files. Nothing else is served.
 var siteTypes = map[string]string{
-	".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml", ".wasm": "application/wasm",
+	".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml", ".png": "image/png", ".json": "application/json", ".wasm": "application/wasm",
 }
 
-// site serves the files of the page that are in the folder itself. If a file has a compressed copy next to it,
+// site serves the files of the page. If a file has a compressed copy next to it,
 // browsers get that.
 func site(files fs.FS) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -106,8 +106,8 @@ func site(files fs.FS) http.Handler {
 		header.Set("Cross-Origin-Resource-Policy", "same-origin")
 		header.Set("Cache-Control", "no-cache")
 		name := strings.TrimPrefix(r.URL.Path, "/")
-		if name == "" {
-			name = "index.html"
+		if name == "" || strings.HasSuffix(name, "/") {
+			name += "index.html"
 		}
 		kind := siteTypes[path.Ext(name)]
 		switch {
@@ -115,7 +115,7 @@ func site(files fs.FS) http.Handler {
 			header.Set("Allow", "GET, HEAD")
 			http.Error(w, "the page only has files", http.StatusMethodNotAllowed)
 			return
-		case kind == "" || strings.Contains(name, "/") || !fs.ValidPath(name):
+		case kind == "" || !fs.ValidPath(name):
 			http.NotFound(w, r)
 			return
 		}

@@ -46,13 +46,13 @@ func TestPlaygroundServesItsFilesAlone(t *testing.T) {
 	t.Parallel()
 	outside := t.TempDir()
 	dir := filepath.Join(outside, "site")
-	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "docs"), 0o700))
 	var compressed bytes.Buffer
 	z := gzip.NewWriter(&compressed)
 	_, err := z.Write([]byte("program"))
 	require.NoError(t, err)
 	require.NoError(t, z.Close())
-	for name, text := range map[string]string{"site/index.html": "page", "site/playground.wasm": "program", "site/playground.wasm.gz": compressed.String(), "site/notes.txt": "secret", "outside.js": "secret"} {
+	for name, text := range map[string]string{"site/index.html": "page", "site/playground.wasm": "program", "site/playground.wasm.gz": compressed.String(), "site/notes.txt": "secret", "site/docs/index.html": "docs", "outside.js": "secret"} {
 		require.NoError(t, os.WriteFile(filepath.Join(outside, name), []byte(text), 0o600))
 	}
 	require.NoError(t, os.Symlink(filepath.Join(outside, "outside.js"), filepath.Join(dir, "link.js")))
@@ -76,6 +76,8 @@ func TestPlaygroundServesItsFilesAlone(t *testing.T) {
 		kind, text             string
 	}{
 		{"GET", "", "", 200, "text/html; charset=utf-8", "page"},
+		{"GET", "docs/", "", 200, "text/html; charset=utf-8", "docs"},
+		{"GET", "docs/../docs/index.html", "", 404, "text/plain; charset=utf-8", "404 page not found\n"},
 		{"GET", "index.html", "gzip", 200, "text/html; charset=utf-8", "page"},
 		{"GET", "playground.wasm", "", 200, "application/wasm", "program"},
 		{"GET", "playground.wasm", "br, gzip", 200, "application/wasm", compressed.String()},
