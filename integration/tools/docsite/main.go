@@ -96,8 +96,10 @@ func build(from, to string) (pages int, err error) {
 	if len(names) == 0 {
 		return 0, fmt.Errorf("there are no documents in %s", from)
 	}
+	// The policy of the pages forbids styles in elements.
+	table := extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute))
 	// The documents' HTML is ours: pictures for light and dark, and comments.
-	markdown := goldmark.New(goldmark.WithRendererOptions(html.WithUnsafe()), goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
+	markdown := goldmark.New(goldmark.WithRendererOptions(html.WithUnsafe()), goldmark.WithExtensions(table, extension.Linkify), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
 	var all []*document
 	for _, name := range names {
 		source, err := os.ReadFile(name)
