@@ -38,7 +38,8 @@
     if (narrow.matches) {
       let y = 20;
       for (const column of columns) {
-        column.forEach((n, i) => { place[n.id] = { x: 24 + (i % 2) * 158, y: y + Math.floor(i / 2) * 84, w: 150, h: 54 }; });
+        const right = (i) => i % 2 === 1 || i > 0 && i === column.length - 1; // dead letters have the right side
+        column.forEach((n, i) => { place[n.id] = { x: 24 + (right(i) ? 158 : 0), y: y + Math.floor(i / 2) * 84, w: 150, h: 54 }; });
         y += Math.ceil(column.length / 2) * 84;
       }
       return [340, y];
