@@ -173,6 +173,7 @@ func TestDrawing(t *testing.T) {
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	inLab(t, scenario(retry.StrategyRepublish, "succeeds"), func(t *testing.T, l *lab) {
+		l.stopWorker() // the bounds are the publisher's
 		require.ErrorAs(t, l.send(strings.Repeat("x", maxBody+1)), new(*argument.Error))
 		for range maxMessages {
 			require.NoError(t, l.send("x"))
