@@ -100,7 +100,7 @@ func servePlayground() (*playground, error) {
 		if err != nil {
 			return nil, fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 		}
-		p.built = strings.TrimSpace(string(out))
+		_, p.built, _ = strings.Cut(strings.TrimSpace(string(out)), ": ") // without the folder
 	}
 	server := exec.Command(p.command, "playground", "--addr", "127.0.0.1:0", "--dir", p.folder, "-o", "json")
 	server.Stderr = os.Stderr

@@ -62,7 +62,9 @@ type message struct {
 	State   string  `json:"state"` // "waits", "handled", or "dead"; in a worker "delivered"
 	Entries []entry `json:"entries"`
 
-	reasoned bool // the reason of its death is in Entries
+	reasoned  bool    // the reason why it is a dead letter is in Entries
+	results   []entry // of attempts, that aren't in Entries yet
+	delivered bool    // the last event is a delivery
 }
 
 // entry is one event of a message: of the broker, or the result of an attempt.
@@ -234,13 +236,13 @@ func (l *lab) handle(ctx context.Context, d *client.Delivery) (err error) {
 	return l.handler.run(ctx, l, d)
 }
 
-// note adds an entry behind everything that the broker has done so far.
+// note adds a result, which catchUp puts between the events of the broker. To catch up here, for each attempt, would take
+// time with the square of the number of messages.
 func (l *lab) note(id, kind, text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.catchUp()
 	if m := l.byID[id]; m != nil {
-		m.append(entry{At: l.since(time.Now()), Kind: kind, Text: text})
+		m.results = append(m.results, entry{At: l.since(time.Now()), Kind: kind, Text: text})
 	}
 }
 
@@ -260,10 +262,19 @@ func (l *lab) catchUp() {
 		}
 	}
 	l.read = len(all)
+	for _, m := range l.messages {
+		for _, result := range m.results {
+			m.append(result)
+		}
+		m.results = nil
+	}
 }
 
-// append adds an entry, which isn't earlier than the one before it: in a browser, the clock of the broker's
-// events has milliseconds, and the one of attempts microseconds.
+// clockError is how many ms the times of events and of attempts may differ: in a browser, Go's wall clock has milliseconds,
+// and its monotonic one microseconds.
+const clockError = 2
+
+// append adds an entry, which isn't earlier than the one before it.
 func (m *message) append(e entry) {
 	if n := len(m.Entries); n > 0 {
 		e.At = max(e.At, m.Entries[n-1].At)
@@ -274,6 +285,13 @@ func (m *message) append(e entry) {
 // add adds an event. A retry copy is confirmed before its original is acknowledged, so for a moment
 // two queues have the message; it is where it was published last.
 func (m *message) add(e hopbacktest.Event, at int64) {
+	// What a handler did with a delivery came before the broker's next event. Not every delivery reaches the handler: a
+	// message may pass several delay queues for one retry.
+	for m.delivered && len(m.results) > 0 && m.results[0].At <= at+clockError {
+		m.append(m.results[0])
+		m.results = m.results[1:]
+	}
+	m.delivered = e.Kind == "delivered"
 	m.append(entry{At: at, Kind: e.Kind, Queue: e.Queue})
 	switch e.Kind {
 	case "published":

@@ -100,6 +100,23 @@ func TestACrashingWorker(t *testing.T) {
 	}
 }
 
+// A connection that is lost while the handler works: the broker never gets its result, and the message is handled again.
+func TestAResultAfterTheConnection(t *testing.T) {
+	t.Parallel()
+	inLab(t, scenario(retry.StrategyRepublish, "slow"), func(t *testing.T, l *lab) {
+		require.NoError(t, l.send("first"))
+		time.Sleep(2 * time.Second)
+		l.cutWorker()
+		settled(t, l)
+		l.history()
+		var kinds []string
+		for _, e := range l.messages[0].Entries {
+			kinds = append(kinds, e.Kind)
+		}
+		assert.Equal(t, "published delivered returned delivered succeeded succeeded accepted", strings.Join(kinds, " "), l.history())
+	})
+}
+
 // What the page draws and counts agrees with the broker, also when it is disturbed.
 func TestState(t *testing.T) {
 	t.Parallel()
