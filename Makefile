@@ -80,6 +80,11 @@ fuzz: ## Run each fuzz target for FUZZTIME (default: 30s)
 		done; \
 	done
 
+.PHONY: site
+site: ## Build the playground, a static page with RabbitMQ in the browser, and the docs, into bin/site; "hopback playground" serves them
+	@$(GO) run ./operate/playground -o bin/site
+	@GOWORK=off $(GO) -C integration/tools run ./docsite -docs "$(CURDIR)/docs" -o "$(CURDIR)/bin/site/docs"
+
 .PHONY: release
 release: ## Pack all modules as VERSION (default: the one in the go.mod files) into a local proxy, install and build from it, write binaries, SBOMs, and checksums into bin/release, and print the tags
 	@GOWORK=off $(GO) -C integration/tools run ./release -artifacts "$(CURDIR)/bin/release" $(RELEASEFLAGS) $(or $(VERSION),$$(awk '$$1 == "github.com/hopback/hopback" { print $$2 }' cmd/hopback/go.mod))

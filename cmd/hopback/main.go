@@ -6,6 +6,7 @@
 //     letters. "hopback desk" serves a web page for them.
 //   - "hopback retry" adds delayed retries to workers in any language.
 //   - "hopback outbox" publishes messages from a transactional outbox in PostgreSQL.
+//   - "hopback playground" serves a web page with RabbitMQ in the browser.
 //   - "hopback broker" serves a RabbitMQ in memory, for tests and for development.
 //
 // "hopback --help" starts with an example, and each command has --help.

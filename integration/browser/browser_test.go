@@ -1,5 +1,5 @@
 // Package browser tests the page of package operate/desk/web in a real browser, a headless
-// Chromium, with RabbitMQ 4.3 and with a broker in memory. Without Chromium it is skipped.
+// Chromium, with RabbitMQ 4.3 and with a broker in memory; and what make site builds, the playground and the docs. Without Chromium it is skipped.
 package browser
 
 import (

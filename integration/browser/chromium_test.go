@@ -77,6 +77,7 @@ func theChromium(t *testing.T) *chromium {
 func TestMain(m *testing.M) {
 	code := m.Run()
 	endChromium()
+	endPlayground()
 	os.Exit(code)
 }
 
@@ -220,6 +221,7 @@ type tab struct {
 
 	mu       sync.Mutex
 	dialogs  int      // that a script has opened
+	requests []string // URLs that the page has asked for
 	troubles []string // what the browser complained of
 }
 
@@ -233,6 +235,10 @@ func (b *tab) event(method string, params json.RawMessage) {
 		go func() {
 			_ = b.c.call(context.Background(), b.session, "Page.handleJavaScriptDialog", map[string]any{"accept": true}, nil)
 		}()
+	case "Network.requestWillBeSent":
+		var sent struct{ Request struct{ URL string } }
+		_ = json.Unmarshal(params, &sent) // if it can't be read, the request still counts
+		b.requests = append(b.requests, sent.Request.URL)
 	case "Log.entryAdded", "Runtime.exceptionThrown":
 		b.troubles = append(b.troubles, string(params))
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -254,14 +255,29 @@ func (r *runner) withBrokers() {
 			r.test("-count=1", "-timeout="+r.limit, "./integration/differ")
 			// It uses a shared broker where one runs, so it waits until they have been replaced.
 			r.test("-race", "-count=1", "-timeout="+r.limit, "./integration/rabbitmq/cmd/broker")
-			// The tests install Chromium where they can. Elsewhere they are skipped and say so.
-			r.test("-count=1", "-timeout="+r.limit, "./integration/browser")
+			r.browser()
 			r.test("-race", "-count=1", "-timeout="+r.limit, "./adapter/officialclient/integration")
 			r.test("-count=1", "-timeout="+r.limit, "./integration/bench/interop")
 			r.test("-race", "-count=1", "-timeout="+r.limit, "./hopbackotel/integration")
 			r.test("-exec=env HOPBACK_TEST_BROKERS=real", "-count=1", "-timeout="+r.limit, "-run=^Test(WhatTheBrokerLacks|WhatIsForbidden|MessageSigned)", "./postgres/outbox")
 		},
 	)
+}
+
+// browser tests the pages, and prints the size of the playground, which it builds, and how long that takes to start. The
+// tests install Chromium where they can. Elsewhere they are skipped and say so.
+func (r *runner) browser() {
+	folder, err := os.MkdirTemp("", "hopback-figures-")
+	if err != nil {
+		r.tally.fail("no folder for the playground's figures: " + err.Error())
+		return
+	}
+	defer func() { _ = os.RemoveAll(folder) }()
+	name := filepath.Join(folder, "figures")
+	r.test("-exec=env HOPBACK_FIGURES="+name, "-count=1", "-timeout="+r.limit, "./integration/browser")
+	if figures, err := os.ReadFile(name); err == nil { // without Chromium there are none
+		r.tally.printf("%s", figures)
+	}
 }
 
 // fresh starts brokers in place of those that were released. Docker may still be removing them.

@@ -6,6 +6,7 @@ tool honnef.co/go/tools/cmd/staticcheck
 
 require (
 	github.com/CycloneDX/cyclonedx-go v0.12.0
+	github.com/yuin/goldmark v1.8.7
 	golang.org/x/mod v0.41.0
 )
 

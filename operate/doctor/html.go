@@ -1,3 +1,5 @@
+//go:build !js
+
 package doctor
 
 import (
@@ -22,7 +24,7 @@ var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 }).Parse(page))
 
 // HTML returns the report as a single page that needs no other file and no network: no script, no
-// font, no picture.
+// font, no picture. A program for js/wasm doesn't have this method: templates would make it larger by a third.
 func (r Report) HTML() []byte {
 	var b bytes.Buffer
 	// The template was parsed, and a buffer accepts everything.

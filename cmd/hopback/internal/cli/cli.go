@@ -220,7 +220,7 @@ func (c *command) root() *cobra.Command {
 	})
 	root.AddCommand(
 		inGroup(groupTopology, c.topology()), inGroup(groupTopology, c.doctor()), inGroup(groupTopology, c.partition()), inGroup(groupDLQ, c.dlq()), inGroup(groupDLQ, c.desk()),
-		inGroup(groupService, c.retry()), inGroup(groupService, c.schedule()), inGroup(groupService, c.queue()), inGroup(groupService, c.workers()), inGroup(groupService, c.outbox()), inGroup(groupService, c.serve()),
+		inGroup(groupService, c.retry()), inGroup(groupService, c.schedule()), inGroup(groupService, c.queue()), inGroup(groupService, c.workers()), inGroup(groupService, c.outbox()), inGroup(groupService, c.serve()), inGroup(groupService, c.playground()),
 		inGroup(groupService, c.publish()), inGroup(groupService, c.initial()), inGroup(groupOther, c.connectionTopic()), inGroup(groupOther, c.versionCommand()))
 	c.refuseUnknownHelp(root)
 	withoutFiles(root)

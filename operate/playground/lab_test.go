@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"go/ast"
+	"go/format"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/operate/doctor"
+	"github.com/hopback/hopback/retry"
+)
+
+var update = flag.Bool("update", false, "write testdata/history again")
+
+var strategies = []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative}
+
+// scenario has the settings that the page starts with, except for the strategy and the handler.
+func scenario(strategy retry.Strategy, handler string) settings {
+	return settings{Strategy: strategy, MaxRetries: 2, Delays: "10s 1m", Handler: handler, Failures: 2}
+}
+
+// inLab runs a test in virtual time.
+func inLab(t *testing.T, s settings, test func(t *testing.T, l *lab)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		l, err := newLab(t.Context(), s)
+		require.NoError(t, err)
+		defer l.close()
+		synctest.Wait()
+		test(t, l)
+	})
+}
+
+// settled waits until nothing is left to happen.
+func settled(t *testing.T, l *lab) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+	defer cancel()
+	require.NoError(t, l.broker.AwaitSettled(ctx))
+	require.NoError(t, l.err)
+}
+
+// A test in Chromium compares what the page shows with the same files: TestPlaygroundsHistoriesAreThoseOfAGoTest.
+func TestHistories(t *testing.T) {
+	t.Parallel()
+	for _, strategy := range strategies {
+		for _, handler := range handlers() {
+			if handler.Name == "crashes" {
+				continue // the client reconnects after a random pause
+			}
+			name := string(strategy) + "-" + handler.Name
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				inLab(t, scenario(strategy, handler.Name), func(t *testing.T, l *lab) {
+					require.NoError(t, l.send("first"))
+					settled(t, l)
+					file := filepath.Join("testdata", "history", name+".txt")
+					if *update {
+						require.NoError(t, os.WriteFile(file, []byte(l.history()), 0o644))
+					}
+					want, err := os.ReadFile(file)
+					require.NoError(t, err, "run go test ./operate/playground -update")
+					assert.Equal(t, string(want), l.history())
+				})
+			})
+		}
+	}
+}
+
+// The worker crashes until the queue's delivery limit ends that.
+func TestACrashingWorker(t *testing.T) {
+	t.Parallel()
+	for _, strategy := range strategies {
+		inLab(t, scenario(strategy, "crashes"), func(t *testing.T, l *lab) {
+			require.NoError(t, l.send("poison"))
+			settled(t, l)
+			history := l.history()
+			assert.Equal(t, limit+1, strings.Count(history, "crashed"), history)
+			assert.Contains(t, history, "reason: delivery-limit")
+			assert.NotContains(t, history, "delay_", "a crashed process publishes no copy")
+		})
+	}
+}
+
+// A connection that is lost while the handler works: the broker never gets its result, and the message is handled again.
+func TestAResultAfterTheConnection(t *testing.T) {
+	t.Parallel()
+	inLab(t, scenario(retry.StrategyRepublish, "slow"), func(t *testing.T, l *lab) {
+		require.NoError(t, l.send("first"))
+		time.Sleep(2 * time.Second)
+		l.cutWorker()
+		settled(t, l)
+		l.history()
+		var kinds []string
+		for _, e := range l.messages[0].Entries {
+			kinds = append(kinds, e.Kind)
+		}
+		assert.Equal(t, "published delivered returned delivered succeeded succeeded accepted", strings.Join(kinds, " "), l.history())
+	})
+}
+
+// What the page draws and counts agrees with the broker, also when it is disturbed.
+func TestState(t *testing.T) {
+	t.Parallel()
+	inLab(t, scenario(retry.StrategyRepublish, "fails"), func(t *testing.T, l *lab) {
+		var s state
+		show := func() {
+			synctest.Wait()
+			l.state("1", func(now state) string { s = now; return "" })
+		}
+		l.stopWorker()
+		show()
+		assert.False(t, s.Worker)
+		require.NoError(t, l.send("a"))
+		show()
+		assert.Equal(t, map[string]int{workQueue: 1}, s.Counts)
+		l.setAlarm(true)
+		show()
+		require.NoError(t, l.send("b"))
+		show()
+		assert.True(t, s.Alarm)
+		assert.Equal(t, map[string]int{workQueue: 1}, s.Counts, "an alarm keeps the second message out")
+		l.setAlarm(false)
+		l.startWorker()
+		show()
+		assert.Equal(t, map[string]int{"delay_10s": 2}, s.Counts)
+		l.cutWorker()
+		settled(t, l)
+		show()
+		assert.Empty(t, s.Counts)
+		assert.Equal(t, 2, s.Handled)
+		for range 20 {
+			require.NoError(t, l.send("more"))
+		}
+		settled(t, l)
+		show()
+		assert.Equal(t, 22, s.Handled)
+		assert.Len(t, s.All, 22)
+		assert.Len(t, s.Shown, shownMessages+1, "the newest, and the selected one")
+		assert.Equal(t, "1", s.Shown[0].ID)
+	})
+}
+
+// Each queue and exchange of the drawing is in the topology, and each arrow has two ends.
+func TestDrawing(t *testing.T) {
+	t.Parallel()
+	for _, strategy := range strategies {
+		inLab(t, scenario(strategy, "fails"), func(t *testing.T, l *lab) {
+			names := map[string]bool{}
+			for _, e := range l.topology.Exchanges {
+				names[e.Name] = true
+			}
+			for _, s := range l.topology.Bindings {
+				names[s.Queue] = true
+			}
+			names[workQueue] = true
+			d := l.draw()
+			boxes := map[string]bool{}
+			for _, n := range d.Nodes {
+				assert.True(t, names[n.ID], n.ID)
+				assert.False(t, boxes[n.ID], "%s is drawn twice", n.ID)
+				boxes[n.ID] = true
+			}
+			for _, e := range d.Edges {
+				assert.True(t, boxes[e.From] && boxes[e.To], "%v", e)
+			}
+			assert.Equal(t, strategy != retry.StrategyNative, strings.Contains(string(mustJSON(t, d)), "10s"))
+		})
+	}
+}
+
+func TestBounds(t *testing.T) {
+	t.Parallel()
+	inLab(t, scenario(retry.StrategyRepublish, "succeeds"), func(t *testing.T, l *lab) {
+		l.stopWorker() // the bounds are the publisher's
+		require.ErrorAs(t, l.send(strings.Repeat("x", maxBody+1)), new(*argument.Error))
+		for range maxMessages {
+			require.NoError(t, l.send("x"))
+		}
+		require.ErrorAs(t, l.send("x"), new(*argument.Error))
+		settled(t, l)
+	})
+	_, err := diagnose(t.Context(), make([]byte, maxDefinitions+1))
+	require.ErrorAs(t, err, new(*argument.Error))
+}
+
+func TestBadSettingsAreRefused(t *testing.T) {
+	t.Parallel()
+	for name, edit := range map[string]func(s *settings){
+		"delays = \"x\" isn't a duration":   func(s *settings) { s.Delays = "x" },
+		"delays has 0 of them":              func(s *settings) { s.Delays = " , " },
+		"delays has 9 of them":              func(s *settings) { s.Delays = strings.Repeat("1s ", 9) },
+		"delays = \"1ms\" isn't between":    func(s *settings) { s.Delays = "1ms" },
+		"delays = \"721h\" isn't between":   func(s *settings) { s.Delays = "721h" },
+		"delays has more than 200 bytes":    func(s *settings) { s.Delays = strings.Repeat("1", 201) },
+		"retries = 21 isn't between":        func(s *settings) { s.MaxRetries = 21 },
+		"retries = -1 isn't between":        func(s *settings) { s.MaxRetries = -1 },
+		"failures = 101 isn't between":      func(s *settings) { s.Failures = 101 },
+		"handler = \"x\" isn't in the list": func(s *settings) { s.Handler = "x" },
+		"Strategy":                          func(s *settings) { s.Strategy = "x" },
+	} {
+		s := scenario(retry.StrategyRepublish, "fails")
+		edit(&s)
+		_, err := newLab(t.Context(), s)
+		require.ErrorAs(t, err, new(*argument.Error), name)
+		assert.Contains(t, err.Error(), name)
+		_, err = s.code()
+		require.Error(t, err)
+	}
+}
+
+// The programs that the page shows are formatted, and compile.
+func TestCode(t *testing.T) {
+	t.Parallel()
+	// What they import has been compiled for this test.
+	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-f", "{{if .Export}}{{.ImportPath}} {{.Export}}{{end}}", "github.com/hopback/hopback/retry", "errors", "log", "os/signal")
+	out, err := list.Output()
+	require.NoError(t, err)
+	exports := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		exports[path] = file
+	}
+	files := token.NewFileSet()
+	check := types.Config{Importer: importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })}
+	for i, h := range handlers() {
+		s := scenario(strategies[i%len(strategies)], h.Name)
+		s.Delays = "1s, 90s 1h 1m30.5s"
+		s.MaxRetries = i % 3
+		text, err := s.code()
+		require.NoError(t, err)
+		formatted, err := format.Source([]byte(text))
+		require.NoError(t, err, text)
+		assert.Equal(t, string(formatted), text)
+		file, err := parser.ParseFile(files, h.Name+".go", text, 0)
+		require.NoError(t, err)
+		_, err = check.Check("main", files, []*ast.File{file}, nil)
+		require.NoError(t, err, text)
+	}
+}
+
+// The page's doctor is the doctor's, and its file of fixes is a script whose comments a name can't leave.
+func TestDiagnose(t *testing.T) {
+	t.Parallel()
+	hostile := `{"vhosts": [{"name": "/"}], "queues": [{"name": "a\nrm -rf ~", "vhost": "/", "durable": true, "auto_delete": false, "arguments": {"x-dead-letter-exchange": "b\nrm -rf ~"}}], "exchanges": [], "bindings": [], "policies": []}`
+	d, err := diagnose(t.Context(), []byte(hostile))
+	require.NoError(t, err)
+	want, err := doctor.FromDefinitions(t.Context(), strings.NewReader(hostile), doctor.Options{})
+	require.NoError(t, err)
+	want.Time = d.Report.Time
+	assert.Equal(t, want, d.Report)
+	assert.Len(t, d.Groups, len(want.Groups))
+	require.NotEmpty(t, d.Groups)
+	assert.NotRegexp(t, regexp.MustCompile(`(?m)^rm`), d.Fixes)
+	assert.Contains(t, d.Fixes, "rm -rf")
+	for _, g := range d.Groups {
+		assert.Contains(t, d.Fixes, g.Rule)
+	}
+	_, err = diagnose(t.Context(), []byte("{"))
+	require.ErrorAs(t, err, new(*argument.Error))
+}
+
+func TestBuildRefusesAFolderItCannotWrite(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.Error(t, build(file, io.Discard))
+}
+
+func mustJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	text, err := json.Marshal(v)
+	require.NoError(t, err)
+	return text
+}
