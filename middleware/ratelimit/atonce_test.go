@@ -24,6 +24,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/middleware/ratelimit"
 )
 
@@ -214,15 +215,21 @@ func byBody(d *client.Delivery) (string, bool) {
 	return strings.Trim(string(d.Message().GetData()), `"`), true
 }
 
-// 64 workers join, leave, and die, for a queue 200 times with HOPBACK_LONG=1, otherwise less. Never more calls run than the limit, of a queue or of each
-// key, and at least 95 % of it is used.
+// Workers join, leave, and die. Never more calls run than the limit, of a queue or of each key, and at least 95 % of it is used. With
+// HOPBACK_LONG=1, 64 workers do so 200 times. Otherwise a key has so few slots that those of one dead worker are a part of them that counts.
 func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ limit, keys, workers, changes int }{"queue": {100, 1, 64, 40}, "keys": {10, 4, 16, 10}} {
+	for name, c := range map[string]struct {
+		limit, keys, workers, changes int
+		used                          float64
+	}{"queue": {100, 1, 64, 40, 0.95}, "keys": {10, 4, 16, 10, 0.85}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if os.Getenv("HOPBACK_LONG") != "" {
-				c.workers, c.changes = 64, 5*c.changes
+			switch {
+			case os.Getenv("HOPBACK_LONG") != "":
+				c.workers, c.changes, c.used = 64, 200, 0.95
+			case explore.UnderRace:
+				c.changes /= 5
 			}
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlant(t, "4.3.6", "orders")
@@ -266,7 +273,7 @@ func TestCallsAtOnceAreLimitedOverAllWorkers(t *testing.T) {
 					_, n := p.of(fmt.Sprint(key))
 					handled += n
 					t.Logf("%.1f %% of a limit of %d used by %d to %d workers in %v with %d changes; longest time above it %v", 100*share, c.limit, c.workers-8, c.workers, until-calm, c.changes, above)
-					assert.GreaterOrEqual(t, share, 0.95)
+					assert.GreaterOrEqual(t, share, c.used)
 					assert.Zero(t, above)
 				}
 				t.Logf("%d handled", handled)
