@@ -14,6 +14,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/fair"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -34,8 +35,10 @@ type File struct {
 	// Work contains the work-queues. Other contains the queues, exchanges, and bindings.
 	Work  []declare.QuorumQueue
 	Other declare.Topology
-	// Topology is everything to declare: Other, the work queues, and the queues, exchanges, and
-	// bindings that the policy needs for them.
+	// Fair contains the fair-queues, for fair.Consume and for publishers.
+	Fair []fair.Queue
+	// Topology is everything to declare: Other, the work queues, the fair queues, and the queues,
+	// exchanges, and bindings that the policy needs for them.
 	Topology declare.Topology
 }
 
@@ -219,6 +222,9 @@ func (d *document) build(r *reader, f *File) {
 		w.value.Name = w.name
 		f.Work = append(f.Work, w.value)
 	}
+	for _, q := range d.fair {
+		f.Fair = append(f.Fair, q.value.of(q.name))
+	}
 	for _, q := range d.queues {
 		queue := withName(q.value, q.name)
 		f.Other.Queues = append(f.Other.Queues, queue)
@@ -252,6 +258,15 @@ func (d *document) join(r *reader, root *yaml.Node, f *File) {
 			r.check(retryPlace(root), err)
 			parts = append(parts, one)
 		}
+	}
+	for i, q := range d.fair {
+		if d.centralAt != nil {
+			r.bad(q.at, nil, "isn't possible with central, which would return failed messages past the lanes", "put it into a file without central")
+			continue
+		}
+		one, err := f.Fair[i].Topology(f.Policy, q.value.queue)
+		r.check(q.place(goFields(fairKeys)), err)
+		parts = append(parts, one)
 	}
 	if len(r.errs) > 0 {
 		return
@@ -304,6 +319,11 @@ func (d *document) contradictions(r *reader, root *yaml.Node, parts []declare.To
 	}
 	for _, w := range d.work {
 		places[resource{"Queues", w.name}] = w.at
+	}
+	for _, q := range d.fair {
+		for _, name := range q.value.of(q.name).Queues() {
+			places[resource{"Queues", name}] = q.at
+		}
 	}
 	for _, q := range d.queues {
 		places[resource{"Queues", q.name}] = q.at

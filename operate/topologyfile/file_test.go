@@ -22,6 +22,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/check"
+	"github.com/hopback/hopback/fair"
 	"github.com/hopback/hopback/operate/topologyfile"
 	"github.com/hopback/hopback/retry"
 )
@@ -577,5 +578,45 @@ func TestCentralIsRead(t *testing.T) {
 		require.Error(t, err, text)
 		assert.Contains(t, err.Error(), place, text)
 		t.Log(err)
+	}
+}
+
+// A fair queue is what Queue.Topology makes of it, with the policy of the file, next to its work queues.
+func TestFairQueuesAreRead(t *testing.T) {
+	t.Parallel()
+	f := parse(t, `
+retry: {delays: [10s], strategy: native}
+work-queues:
+  invoices:
+fair-queues:
+  orders: {lanes: 8, delivery-limit: 5}
+  returns:
+`)
+	require.Equal(t, []fair.Queue{{Name: "orders", Lanes: 8}, {Name: "returns"}}, f.Fair)
+	want, err := retry.Topology(f.Policy, f.Work...)
+	require.NoError(t, err)
+	for i, work := range []declare.QuorumQueue{{DeliveryLimit: 5}, {}} {
+		one, err := f.Fair[i].Topology(f.Policy, work)
+		require.NoError(t, err)
+		want, err = declare.Merge(want, one)
+		require.NoError(t, err)
+	}
+	assert.Equal(t, check.FromTopology(want), check.FromTopology(f.Topology))
+	for text, message := range map[string]string{
+		"fair-queues: {orders: {lanes: 17}}":                                    `f:1:31: fair-queues.orders.lanes = 17 is out of range; use 1 to 16`,
+		"fair-queues: {orders: {lanes: 0}}":                                     "fair-queues.orders.lanes",
+		"fair-queues: {orders: {single-active-consumer: true}}":                 "f:1:24: fair-queues.orders.single-active-consumer isn't a known key",
+		"fair-queues: {orders: {message-ttl: 1us}}":                             "fair-queues.orders.message-ttl",
+		"fair-queues: {" + strings.Repeat("a", 201) + ": }":                     "is 201 bytes long",
+		"retry: {strategy: dead-letter}\nfair-queues: {orders: }":               "f:2:15: fair-queues.orders",
+		"central:\nfair-queues: {orders: }":                                     "f:2:15: fair-queues.orders isn't possible with central",
+		"work-queues: {orders: }\nfair-queues: {orders: {max-length: 5}}":       "orders",
+		"fair-queues: {orders: }\nqueues: {orders.bulk.1: {dead-letter: drop}}": "orders.bulk.1",
+		"fair-queues: {orders: }\nexchanges: {orders.in: {type: topic}}":        "orders.in",
+		"fair-queues: {orders: {lane: 3}}":                                      `did you mean "lanes"?`,
+	} {
+		_, err := topologyfile.Parse("f", []byte(text))
+		require.Error(t, err, text)
+		assert.Contains(t, err.Error(), message, text)
 	}
 }

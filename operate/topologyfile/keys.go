@@ -2,11 +2,13 @@ package topologyfile
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/fair"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -18,6 +20,7 @@ type document struct {
 	// centralAt and centralKeys are where the section central is; nil without one.
 	centralAt, centralKeys *yaml.Node
 	work                   []named[declare.QuorumQueue]
+	fair                   []named[fairQueue]
 	queues                 []named[declare.Queue]
 	exchanges              []named[declare.Exchange]
 	bindings               []placed[declare.Binding]
@@ -54,6 +57,14 @@ type retrySection struct {
 	claimable    bool
 	rules        []ruleSection
 }
+
+// fairQueue is a fair.Queue, and what its main queue and its lanes have in common.
+type fairQueue struct {
+	lanes int
+	queue declare.QuorumQueue
+}
+
+func (q fairQueue) of(name string) fair.Queue { return fair.Queue{Name: name, Lanes: q.lanes} }
 
 // ruleSection is what of a retry.ErrorRule can be written down.
 type ruleSection struct {
@@ -103,6 +114,8 @@ func fileKeys() []key[document] {
 		},
 		collection("work-queues", "Quorum queues whose failed messages are retried, by name. Each gets a dead-letter queue.", object(workKeys),
 			func(d *document) *[]named[declare.QuorumQueue] { return &d.work }),
+		collection("fair-queues", "Queues whose workers are shared fairly among tenants, by name (RabbitMQ 4.3). Failed messages are retried as those of work-queues.", object(fairKeys),
+			func(d *document) *[]named[fairQueue] { return &d.fair }),
 		collection("queues", "Other queues, by name. They get no retries.", anyQueue,
 			func(d *document) *[]named[declare.Queue] { return &d.queues }),
 		collection("exchanges", "Exchanges, by name. All are durable.", object(exchangeKeys),
@@ -325,7 +338,7 @@ var workKeys = []key[declare.QuorumQueue]{
 	with("max-length-bytes", "How many bytes of bodies it holds. Default: no limit.", integer[int64](1), func(q *declare.QuorumQueue) *int64 { return &q.MaxLengthBytes }),
 	with("overflow", "What a full queue does: drop-head or reject-publish. With at-least-once dead-lettering it is reject-publish.",
 		like[declare.Overflow](word(string(declare.OverflowDropHead), string(declare.OverflowRejectPublish))), func(q *declare.QuorumQueue) *declare.Overflow { return &q.Overflow }),
-	with("single-active-consumer", "Deliver to one consumer at a time.", flag, func(q *declare.QuorumQueue) *bool { return &q.SingleActiveConsumer }),
+	with(singleActiveKey, "Deliver to one consumer at a time.", flag, func(q *declare.QuorumQueue) *bool { return &q.SingleActiveConsumer }),
 	with("quorum-initial-group-size", "How many replicas the queue has at first. Default: three, or one on each node.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.InitialGroupSize }),
 	with("quorum-target-group-size", "How many replicas the broker adds up to.", integer[int](1), func(q *declare.QuorumQueue) *int { return &q.TargetGroupSize }),
 	with("member-placement-tag", "Key of a node tag, such as zone, over whose values the replicas are spread (RabbitMQ 4.4; refused by earlier versions).", text, func(q *declare.QuorumQueue) *string { return &q.PlacementTag }),
@@ -338,6 +351,23 @@ var workKeys = []key[declare.QuorumQueue]{
 	with("delayed-retry-min", "The first such delay; it grows by as much each time.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.DelayedRetry.Min }),
 	with("delayed-retry-max", "The longest such delay. Default: the first.", duration, func(q *declare.QuorumQueue) *time.Duration { return &q.DelayedRetry.Max }),
 	with("arguments", `Further arguments, with their "x-".`, further, func(q *declare.QuorumQueue) *map[string]any { return &q.Arguments }),
+}
+
+// fairKeys are those of a fair queue: its lanes, and those of a work queue but for a single active consumer, which would get all messages.
+var fairKeys = append([]key[fairQueue]{
+	with("lanes", "How many queues there are for noisy tenants, 1 to 16. It can't be changed later. Default: 4.", integer[int](1), func(q *fairQueue) *int { return &q.lanes }),
+}, lift(slices.DeleteFunc(slices.Clone(workKeys), func(k key[declare.QuorumQueue]) bool { return k.name == singleActiveKey }), func(q *fairQueue) *declare.QuorumQueue { return &q.queue })...)
+
+// lift makes keys of a part those of the whole.
+func lift[T, P any](keys []key[P], part func(*T) *P) (lifted []key[T]) {
+	for _, k := range keys {
+		lifted = append(lifted, key[T]{
+			name: k.name, about: k.about, required: k.required, schema: k.schema, field: k.field,
+			read:  func(r *reader, a at, into *T) { k.read(r, a, part(into)) },
+			write: func(from *T) *yaml.Node { return k.write(part(from)) },
+		})
+	}
+	return lifted
 }
 
 var leaderLocator = like[declare.LeaderLocator](word(string(declare.LeaderClientLocal), string(declare.LeaderBalanced)))
@@ -491,7 +521,7 @@ func init() {
 		{"at the top", namesOf(fileKeys())}, {"under retry", namesOf(retryKeys)}, {"under retry.names", namesOf(nameKeys)},
 		{"under retry.exponential", namesOf(exponentialKeys)}, {"under retry.any-delay", namesOf(ladderKeys)},
 		{"to a rule under retry.rules", namesOf(ruleKeys)}, {"under central", namesOf(centralKeys)},
-		{"to a queue", namesOf(workKeys)}, {"to an exchange", namesOf(exchangeKeys)}, {"to a binding", namesOf(bindingKeys)},
+		{"to a queue", namesOf(workKeys)}, {"to a fair queue", namesOf(fairKeys)}, {"to an exchange", namesOf(exchangeKeys)}, {"to a binding", namesOf(bindingKeys)},
 		{"to a classic queue", namesOf(classicKeys)}, {"to a stream", namesOf(streamKeys)}, {"to a dead-letter", namesOf(targetKeys)},
 	}
 }

@@ -13,6 +13,8 @@ import (
 const (
 	typeKey       = "type"
 	deadLetterKey = "dead-letter"
+	// singleActiveKey is a key that fair queues don't have.
+	singleActiveKey = "single-active-consumer"
 )
 
 // kinds are the types of queues, the default one first.
