@@ -39,7 +39,7 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/check"}, "operate/desk": {"address", "argument", "client", "declare", "declare/check", "middleware/live", "middleware/pause", "operate/audit", "partition", "retry"},
 		"fair":                 {"address", "argument", "client", "declare", "retry"},
 		"schedule":             {"address", "argument", "client", "declare", "middleware/dedupe"},
-		"operate/topologyfile": {"argument", "client", "declare", "retry"},
+		"operate/topologyfile": {"argument", "client", "declare", "fair", "retry"},
 		"rpc":                  {"address", "argument", "client", "client/instrument", "declare"},
 		"stream":               {"adapter", "address", "argument", "client", "client/instrument", "declare", "retry"},
 	} {
