@@ -28,7 +28,7 @@ var faults = []chapter{
 			"those.",
 		where: fixedBy,
 		faults: []fault{
-			{"A message of 2 MB with nested lists that claim more elements than they have took over 3 GB. Any publisher could kill its consumers.", "Repairs…", "TestMessagesThatCannotBeDecodedHarmNoOthers TestAValueCostsASmallMultipleOfItsSize"},
+			{"A message of 2 MB whose nested lists claimed too many elements took over 3 GB. Any publisher could kill its consumers.", "Repairs…", "TestMessagesThatCannotBeDecodedHarmNoOthers TestAValueCostsASmallMultipleOfItsSize"},
 			{"A message of nothing but small maps took 100 times its size.", "Repairs…", "TestManySmallMapsAreUndecodable"},
 			{"A peer that asked for answers and didn't read them filled the memory: 793 MB in 20 s.", "Repairs…", "TestAnswersToAPeerThatDoesNotReadAreBounded"},
 			{"Limits counted messages, not bytes: an export of 2,000 messages of 200 kB took 878 MB.", "Repairs…", "TestMaxBytes TestAConsumerHoldsAtMostItsBytes"},
@@ -38,7 +38,7 @@ var faults = []chapter{
 			{"A queue bound to `dead_letter_exchange` took every team's dead letters: 20 of 20.", "Repairs…", "TestAForeignBindingTakesNoDeadLetters TestAnOlderTopologyOfDeadLettersWorks"},
 			{"Old definitions, imported again after a reshard, routed 100 of 100 messages to queues that nobody reads.", "Repairs…", "TestAGroupSurvivesOldDefinitions TestMessagesInOldQueuesAreMoved"},
 			{"`Reshard` never ended while one key was blocked, and all other keys waited.", "Repairs…", "TestReshardDoesNotWaitForABlockedKey TestReshardCanBeKilledAtEveryStep"},
-			{"One message that crashes workers had 84 healthy neighbors dead-lettered.", "Repairs…", "TestAPoisonMessageTakesNoNeighborAlong"},
+			{"One message that crashes workers had 84 healthy neighbors dead-lettered, and far from the broker 6 more later: their settlements died with the worker.", "Repairs…", "TestAPoisonMessageTakesNoNeighborAlong TestACrashIsBlamedOnNoMessageBeforeIt"},
 			{"Lost connections used up the delivery limit: 60 of 60 messages dead-lettered, 59 never handled.", "Repairs…", "TestLostConnectionsCondemnNoMessage"},
 			{"A node that stayed down left half of the partitions without a worker for 60 s.", "Repairs…", "TestANodeStaysDown"},
 			{"After their exchange was declared again, workers didn't hear each other: a new one got no partition.", "Repairs…", "TestWorkersHearEachOtherAgain"},
@@ -101,7 +101,7 @@ var faults = []chapter{
 		faults: []fault{
 			{"A worker of the old generation declared a binding again that a `Reshard` had removed since it asked: messages of that moment had no route.", "Repairs…", "TestExploreRoutes TestExploreRoutesFindsPlantedFaults"},
 			{"A message whose copy for the rest of its delay was refused came early.", "Repairs…", "TestExploreRetries"},
-			{"A message that had come as a copy from another queue, and whose own copy was refused, had that queue's retries, and was dead-lettered early.", "Repairs…", "TestAMessageWhoseCopyIsRefusedKeepsItsCount"},
+			{"A forwarded message whose retry copy was refused had its first queue's retries, and was dead-lettered early.", "Repairs…", "TestAMessageWhoseCopyIsRefusedKeepsItsCount"},
 		},
 	},
 	{
@@ -147,7 +147,7 @@ var faults = []chapter{
 			{"A disposition without the field `settled` ends the session with an internal error.", "4.0, 4.3", "TestTheBrokerInMemoryAnswersAsRabbitMQ"},
 			{"A single active consumer can leave a ghost behind that becomes active: nobody receives anything.", "4.3", "TestWhatASingleActiveConsumerLeavesBehind TestASingleActiveConsumerThatGoesWhileItGivesWayStays"},
 			{"A consumer that gives way and returns its last message has no successor.", "4.0", "TestNoConsumerIsActiveOnceALastMessageWasGivenBack"},
-			{"After a consumer timeout, the broker sends nothing more until the stale delivery is settled, and a late settlement gets no error.", "4.3", "TestConsumerTimeoutEndsTheHandlersContextAndBlocksTheLateSettlement"},
+			{"After a consumer timeout, the broker sends nothing more until the stale delivery is settled; that gets no error.", "4.3", "TestConsumerTimeoutEndsTheHandlersContextAndBlocksTheLateSettlement"},
 			{"Late frames of an ended session hit the next one on its channel.", "4.3", "TestLateFramesOfASessionHitTheNextOne"},
 			{"An attach to a missing queue ends the session and all of its links.", "4.0", "TestAttachingToWhatIsMissingHarmsNobodyElse"},
 			{"Returned messages count toward the delivery limit though nothing failed, so restarts can dead-letter them.", "4.0", "TestReturnedDeliveriesCount TestGracefulRestartsCostNoMessageItsDeliveries"},
