@@ -144,7 +144,10 @@ func leftOutLine(why *rabbitmq.NoWayError) string {
 // minute or so to build. Brokers that run already are used and left running.
 func (r *runner) rest() {
 	settings()
-	together(r.withoutBrokers, r.withBrokers)
+	together(r.withoutBrokers, func() {
+		r.withBrokers()
+		r.withOtherServers()
+	})
 	r.phase("done")
 }
 
@@ -197,6 +200,11 @@ func (r *runner) withoutBrokers() {
 			r.test("-count=1", "-timeout="+r.limit, subjects, "./integration/broker", "-brokers=memory-4.4")
 		},
 	)
+	r.phase("what needs none of the shared brokers is done")
+}
+
+// withOtherServers runs what starts its own servers.
+func (r *runner) withOtherServers() {
 	r.phase("brokers that die, and other modules")
 	together( // both mostly wait: for brokers that they start and kill, and for a PostgreSQL, a Redis, and a Prometheus
 		func() {
@@ -214,7 +222,6 @@ func (r *runner) withoutBrokers() {
 			}
 		},
 	)
-	r.phase("what needs none of the shared brokers is done")
 }
 
 // withBrokers is the lane of what needs the shared brokers. What usual runs with 4.3 isn't run again.
