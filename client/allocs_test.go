@@ -41,6 +41,7 @@ func (l *idle) Quirks() oldbroker.Quirks                                { return
 func (l *idle) Prefetched() (a link.Arrival, ok bool)                   { return a, false }
 func (l *idle) Release(int)                                             {}
 func (l *idle) Full() bool                                              { return false }
+func (l *idle) Arrived() uint64                                         { return 0 }
 func (l *idle) IssueCredit(n uint32) error                              { l.credits += n; return nil }
 func (l *idle) Drain(context.Context) error                             { return nil }
 func (l *idle) Claims() bool                                            { return false }

@@ -78,8 +78,9 @@ func (c *credit) adjust(flow bool) {
 // reclaim takes credit back, and then grants what there is room for.
 func (c *credit) reclaim(done chan struct{}) {
 	answered := c.drain(c.of.dead, lowerTimeout, context.Background())
+	arrived := c.of.link.Arrived()
 	c.of.mu.Lock()
-	c.window.drained(answered)
+	c.window.drained(answered, arrived)
 	close(done)
 	c.of.mu.Unlock()
 	if !answered {
@@ -254,7 +255,7 @@ type trip struct {
 const tripDeliveries = 8
 
 func (t *trip) grant(n int, now time.Time) {
-	t.granted = max(t.granted, t.arrived) // some overtook the end of a drain
+	t.granted = max(t.granted, t.arrived) // some followed a drain without an answer
 	first := t.granted + 1
 	t.granted += uint64(n)
 	if n > 1 && first == t.arrived+1 { // nothing else was on its way
@@ -286,7 +287,7 @@ func (t *trip) reset() { t.granted, t.last = t.arrived, t.arrived }
 func (w *window) received(now time.Time) time.Duration {
 	w.unsettled++
 	w.quiet, w.last, w.came = now, now, true
-	// A delivery that overtook the end of a drain was counted off with it.
+	// One that follows a drain without an answer was counted off with it.
 	w.granted = max(w.granted-1, 0)
 	return w.trip.arrive(now)
 }
@@ -350,10 +351,15 @@ func (w *window) nextCredit(now time.Time, flow bool) (credit int, reclaim bool)
 	return 0, false
 }
 
-// drained notes the end of a drain.
-func (w *window) drained(answered bool) {
+// drained notes the end of a drain. Of all deliveries that have arrived until then, some may not have been received:
+// they still use credit.
+func (w *window) drained(answered bool, arrived uint64) {
 	w.granted, w.draining, w.unanswered = 0, nil, !answered
+	if answered && arrived > w.trip.arrived {
+		w.granted = int(arrived - w.trip.arrived)
+	}
 	w.trip.reset()
+	w.trip.granted += uint64(w.granted)
 }
 
 // resume undoes a stop whose drain was answered.

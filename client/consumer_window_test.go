@@ -5,7 +5,31 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
+
+// Deliveries that have come before the answer to a drain, and weren't received yet, have used credit: a consumer
+// that doesn't count them holds more than its window.
+func TestADrainTakesBackWhatIsLeftOfTheCredit(t *testing.T) {
+	now := time.Now()
+	w := window{workers: 4, limit: 16}
+	credit, _ := w.nextCredit(now, false)
+	require.Equal(t, 16, credit)
+	for range 5 {
+		w.received(now)
+	}
+	w.draining = make(chan struct{})
+	w.drained(true, 12) // 7 wait
+	assert.Equal(t, 16-12, w.room())
+	credit, _ = w.nextCredit(now, true)
+	assert.Equal(t, 16-12, credit)
+	for range 7 + credit {
+		w.received(now)
+		assert.LessOrEqual(t, w.unsettled+w.granted, 16)
+	}
+	assert.Equal(t, 16, w.unsettled)
+	assert.Zero(t, w.granted)
+}
 
 // Where there are as many workers as the window is large, credit is granted for all that
 // is settled at once, and not one by one. Nothing is left ungranted at the end.
@@ -54,7 +78,7 @@ func TestALowerLimitTakesCreditBack(t *testing.T) {
 	assert.True(t, reclaim)
 	w.draining = make(chan struct{})
 	assert.False(t, w.due(false))
-	w.drained(true)
+	w.drained(true, 0)
 	credit, reclaim = w.nextCredit(now, false)
 	assert.Equal(t, 2, credit)
 	assert.False(t, reclaim)

@@ -91,6 +91,8 @@ type ReceiverLink interface {
 	// Drain makes the broker use or drop the link's credit. It returns when all that the broker has sent
 	// has arrived.
 	Drain(ctx context.Context) error
+	// Arrived counts the deliveries that have arrived, also those that nobody has received yet.
+	Arrived() uint64
 	// Claims reports whether the queue gives out parked messages by token.
 	Claims() bool
 	// Claim is Drain with more credit. The broker first delivers the messages that are parked under

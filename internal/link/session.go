@@ -164,8 +164,9 @@ type wireReceiver struct {
 	drains chan uint32    // has room for one: the count of the last drain that is over
 	over   chan struct{}  // closed when the link has ended
 
-	mu    sync.Mutex
-	queue fifo.Queue[Arrival] // guarded by mu
+	mu      sync.Mutex
+	queue   fifo.Queue[Arrival] // guarded by mu
+	arrived uint64              // how many came into queue; guarded by mu
 }
 
 func newWireReceiver(s *WireSession, heard *atomic.Uint64) *wireReceiver {
@@ -186,6 +187,7 @@ func (l *wireReceiver) Delivered(d *engine.Delivery) {
 	a := arrived(d)
 	l.mu.Lock()
 	l.queue.Push(a)
+	l.arrived++
 	l.mu.Unlock()
 	select {
 	case l.wake <- struct{}{}:
@@ -244,6 +246,12 @@ func (l *wireReceiver) Receive(ctx context.Context) (Arrival, error) {
 }
 
 func (l *wireReceiver) Release(bytes int) { l.r.Taken(bytes) }
+
+func (l *wireReceiver) Arrived() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.arrived
+}
 
 func (l *wireReceiver) Full() bool { return l.of.s.Full() }
 

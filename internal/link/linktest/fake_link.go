@@ -178,6 +178,7 @@ func (b *FakeBroker) deliver() {
 				s.used++
 				b.heard++
 				r.arrived = append(r.arrived, link.Arrival{Msg: m, ID: b.tags})
+				r.all++
 				if !r.Presettled {
 					r.Unsettled[b.tags] = m
 				}
@@ -435,6 +436,7 @@ type FakeReceiver struct {
 	Err       error // why it has ended
 	credit    uint32
 	arrived   []link.Arrival
+	all       uint64 // that have arrived
 	Unsettled map[uint32]*amqp.Message
 
 	events  link.ReceiverEvents
@@ -543,6 +545,11 @@ func (r *FakeReceiver) Drain(ctx context.Context) (err error) {
 func (r *FakeReceiver) Release(int) {}
 
 func (r *FakeReceiver) Full() bool { return false }
+
+func (r *FakeReceiver) Arrived() (n uint64) {
+	r.B.Update(func() { n = r.all })
+	return n
+}
 
 func (r *FakeReceiver) Claims() bool { return false }
 
