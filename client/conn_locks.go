@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 
 	"github.com/hopback/hopback/address"
@@ -19,8 +18,8 @@ type lockOwners struct {
 	of map[string]*locks
 }
 
-// locks implements inside.Locks with sessions on one connection. Package declare can't be used for that: after a lost
-// session, it treats a queue with the same settings as declared, also if it belongs to another connection.
+// locks implements inside.Locks with sessions on one connection. It doesn't use package declare, which repeats a request
+// without an answer: here the caller has to know that the broker may have carried it out.
 type locks struct {
 	*Management
 	reserved *link.Reservation
@@ -114,9 +113,7 @@ func (l *locks) Lock(ctx context.Context, name string) (bool, error) {
 	if !l.claim(name) {
 		return false, nil
 	}
-	status, reply, err := l.Request(ctx, "PUT", "/queues/"+address.Escape(name), map[string]any{
-		"durable": false, "exclusive": true, "auto_delete": false, "arguments": map[string]any{"x-queue-type": "classic"},
-	})
+	status, reply, err := l.Request(ctx, "PUT", "/queues/"+address.Escape(name), inside.LockQueue())
 	switch text, _ := reply.(string); {
 	case err != nil:
 		if !errors.Is(err, failure.ErrOutcomeUnknown) {
@@ -125,7 +122,7 @@ func (l *locks) Lock(ctx context.Context, name string) (bool, error) {
 		return false, err
 	case status == 200 || status == 201:
 		return true, nil
-	case strings.Contains(text, "exclusive access to locked queue"):
+	case inside.LockRefused(text):
 		l.disclaim(name)
 		return false, nil
 	default:

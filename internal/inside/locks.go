@@ -1,6 +1,9 @@
 package inside
 
-import "context"
+import (
+	"context"
+	"strings"
+)
 
 // Locks are names that one connection of the virtual host can have: they are exclusive queues, which RabbitMQ
 // refuses to other connections, and deletes when the connection ends, however it ends. Two Locks of one Conn
@@ -29,3 +32,11 @@ func LocksOf(ctx context.Context) func(context.Context) (Locks, error) {
 	}
 	return a.OpenLocks
 }
+
+// LockQueue is what a management request declares for a lock.
+func LockQueue() map[string]any {
+	return map[string]any{"durable": false, "exclusive": true, "auto_delete": false, "arguments": map[string]any{"x-queue-type": "classic"}}
+}
+
+// LockRefused reports whether the text of the reply to it says that another connection has the lock.
+func LockRefused(text string) bool { return strings.Contains(text, "exclusive access to locked queue") }

@@ -14,6 +14,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // Only one scan reads a queue at a time: each of two would get some of the messages, and
@@ -159,9 +160,7 @@ func (d *Desk) lockBroker(ctx context.Context, queue string, wait bool, waiting 
 	path := "/queues/" + address.Escape(lockName(queue))
 	for delay := firstWait; ; delay = min(2*delay, longestWait) {
 		asking, cancel := context.WithTimeout(ctx, lockLimit)
-		status, reply, err := d.conn.Management().Request(asking, "PUT", path, map[string]any{
-			"durable": false, "exclusive": true, "auto_delete": false, "arguments": map[string]any{"x-queue-type": "classic"},
-		})
+		status, reply, err := d.conn.Management().Request(asking, "PUT", path, inside.LockQueue())
 		cancel()
 		text, _ := reply.(string)
 		switch {
@@ -176,7 +175,7 @@ func (d *Desk) lockBroker(ctx context.Context, queue string, wait bool, waiting 
 					go d.unlockAfterAlarm(queue, path)
 				}
 			}, true, nil
-		case err != nil || !strings.Contains(text, "exclusive access to locked queue"):
+		case err != nil || !inside.LockRefused(text):
 			if err == nil {
 				err = fmt.Errorf("status %d: %s", status, cut(text, 300))
 			}
