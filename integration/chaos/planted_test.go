@@ -99,7 +99,7 @@ var plants = []struct {
 		"func (s suspicion) poison() bool { return !PLANTED && s.failures",
 		[]ViolationKind{ViolationLost, ViolationLeft, ViolationStuck, Starved, ViolationWrongReason}, []string{"-simulate.kinds", "poisoned,reset", "-simulate.faults", "10"}, false},
 
-	// Fair queues, and recurring messages.
+	// Fair queues, shared limits, and recurring messages.
 	{"a stuck tenant gets the reserve", "fair/tenants.go",
 		"		if x.over || x.bulky(now) {\n			return false\n",
 		"		if (x.over || x.bulky(now)) && !PLANTED {\n			return false\n",
@@ -112,6 +112,14 @@ var plants = []struct {
 		"	h.tenants.leave(x, h.lane)\n	return client.Requeue{}\n",
 		"	h.tenants.leave(x, h.lane)\n	if PLANTED {\n		return nil\n	}\n	return client.Requeue{}\n",
 		[]ViolationKind{ViolationLost, ViolationStranded}, []string{"-simulate.lanes", Fair, "-simulate.kinds", "worker-drained,handlers-hang", "-simulate.faults", "12"}, false},
+	{"a slot that another worker has is used", "middleware/ratelimit/slots.go",
+		"		case ok:\n			got++\n",
+		"		case ok || PLANTED:\n			got++\n",
+		[]ViolationKind{Exceeded}, []string{"-simulate.lanes", Limited, "-simulate.kinds", "worker-drained", "-simulate.faults", "4", "-simulate.messages", "1000"}, false},
+	{"slots of a lost connection are used on the next", "middleware/ratelimit/slots.go",
+		"		s.drop(l, len(l.held))\n",
+		"		if !PLANTED {\n			s.drop(l, len(l.held))\n		}\n",
+		[]ViolationKind{Exceeded}, []string{"-simulate.lanes", Limited, "-simulate.kinds", "reset,everything-reset", "-simulate.faults", "20", "-simulate.messages", "2000"}, true},
 	{"times that the broker refused count as published", "schedule/group_run.go",
 		"	if !failed.IsZero() {\n		s.Done =",
 		"	if PLANTED && failed.After(now) || !PLANTED && !failed.IsZero() {\n		s.Done =",

@@ -317,6 +317,8 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 		switch name {
 		case "versions", "crowd", Forwarder, Scheduled, Parking, Recurring:
 			strategy = retry.StrategyRepublish
+		case Limited:
+			strategy = []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter}[s.Seed%2]
 		case Centralized:
 			strategy, l.script.Plain = retry.StrategyRepublish, true
 		case Neighbor:
@@ -348,6 +350,8 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 			s.makeFair(l)
 		case Recurring:
 			s.makeRecurring(l)
+		case Limited:
+			s.makeLimited(l)
 		}
 		s.add(l)
 		l.setPolicy()
@@ -481,7 +485,7 @@ func (s *simulation) checkWaits(l *simLane) {
 		if n := l.ledger.handled[id]; n > 1 && !well && !s.script.Impatient(l.n, uint32(id)) {
 			s.trouble.add(Violation{Multiplied, l.n, uint32(id), fmt.Sprintf("accepted at %v, when nothing was broken, and handled %d times", w.accepted, n)})
 		}
-		if d := w.handled - w.due; d > healthyWithin {
+		if d := w.handled - w.due; d > l.within() {
 			s.trouble.add(Violation{Starved, l.n, uint32(id), fmt.Sprintf("accepted at %v, due at %v, and handled %v after it", w.accepted, w.due, d)})
 		}
 	}
@@ -508,11 +512,19 @@ func (s *simulation) checkRetries(l *simLane) {
 			if l.waitedElsewhere(due, ms(first[k+1])-ms(first[k])) || l.isNoisy(uint32(id)) {
 				continue
 			}
-			if late := came - due; late > healthyWithin {
+			if late := came - due; late > l.within() {
 				s.trouble.add(Violation{Stalled, l.n, uint32(id), fmt.Sprintf("retry %d was due at %v, and came %v after it", k+1, due, late)})
 			}
 		}
 	}
+}
+
+// within is how long messages may wait although nothing is broken. The stranger's are in queues of all lanes.
+func (l *simLane) within() time.Duration {
+	if l.limit != nil || l.name == Stranger && slices.ContainsFunc(l.lanes, func(o *simLane) bool { return o.limit != nil }) {
+		return healthyWithin + slotWithin
+	}
+	return healthyWithin
 }
 
 // waitedElsewhere says that a retry has waited for another delay of the policy, some time after something of
@@ -697,6 +709,7 @@ type simLane struct {
 	edit   func(*client.Message, uint32)
 	group  *simGroup // of lane "partitioned"
 	fair   *simFair  // of lane "fair"
+	limit  *simLimit // of lane "limited"
 	// recurring are the groups of lane "recurring".
 	recurring *simGroups
 	tasks     chan uint32 // of the stranger
@@ -790,7 +803,7 @@ func (l *simLane) open(ctx context.Context, running *sync.WaitGroup) error {
 		closeConn(burying)
 	})
 	size := simWorkers
-	if l.fair != nil || l.recurring != nil {
+	if l.fair != nil || l.recurring != nil || l.limit != nil {
 		size = sharedWorkers
 	}
 	for n := range size {

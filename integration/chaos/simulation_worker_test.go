@@ -104,6 +104,14 @@ func (w *simWorker) consume(life context.Context) {
 	l := w.lane
 	connecting := l.config("worker-"+l.name, w.n, SideWorkers)
 	connecting.Dial = w.dial(life)
+	if reported := connecting.OnEvent; l.limit != nil {
+		connecting.OnEvent = func(e client.Event) {
+			if e.Kind == client.EventLost {
+				l.limit.lost(w)
+			}
+			reported(e)
+		}
+	}
 	conn, err := client.Connect(life, workerURL, connecting)
 	if err != nil {
 		return
@@ -118,7 +126,7 @@ func (w *simWorker) consume(life context.Context) {
 		w.consumeFair(life, clocked, conn)
 		return
 	}
-	var handler client.Handler = retry.With(w.policy)(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+	var inner client.Handler = client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
 		if err := w.forward(ctx, life, conn, d); err != nil {
 			return err
 		}
@@ -129,7 +137,11 @@ func (w *simWorker) consume(life context.Context) {
 			return nil
 		}
 		return w.handle(ctx, d)
-	}))
+	})
+	if l.limit != nil {
+		inner = l.limit.of(w)
+	}
+	handler := retry.With(w.policy)(inner)
 	var consuming sync.WaitGroup
 	defer consuming.Wait()
 	if l.name == Centralized {

@@ -1,0 +1,125 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/middleware/ratelimit"
+)
+
+// Limited is a service whose workers share a limit of calls at once: of all messages or, with half of the seeds, of
+// each key.
+const Limited = "limited"
+
+// Exceeded is a limit that was exceeded for longer than it may be.
+const Exceeded ViolationKind = "exceeded"
+
+const (
+	limitOfAll, limitOfKey = 3, 1
+	limitedKeys            = 4
+	// callOfAll and callOfKey are the longest calls.
+	callOfAll, callOfKey = 3 * time.Second, 1500 * time.Millisecond
+	// slotWithin is how long a message may wait for a slot.
+	slotWithin = 20 * time.Second
+	// exceededFor is how long a limit may be exceeded by calls of workers that are connected.
+	exceededFor = 2 * time.Second
+)
+
+// simLimit is the limit of lane "limited", and the calls that run.
+type simLimit struct {
+	lane *simLane
+	cfg  ratelimit.Config
+	call time.Duration // the longest
+
+	mu      sync.Mutex
+	running map[string]map[*simCall]struct{}
+	since   map[string]time.Time // by key, if more run than may
+}
+
+// simCall is a call of a worker whose connection wasn't lost since it began.
+type simCall struct{ w *simWorker }
+
+// makeLimited prepares the lane.
+func (s *simulation) makeLimited(l *simLane) {
+	l.limit = &simLimit{lane: l, call: callOfAll, running: map[string]map[*simCall]struct{}{}, since: map[string]time.Time{}}
+	l.limit.cfg = ratelimit.Config{AtOnce: limitOfAll, Shared: true}
+	if s.Seed%4 < 2 {
+		l.limit.call, l.limit.cfg.AtOnce, l.limit.cfg.Key = callOfKey, limitOfKey, l.limit.key
+	}
+}
+
+// key is what a message counts toward. The stranger's messages aren't limited.
+func (c *simLimit) key(d *client.Delivery) (key string, ok bool) {
+	of, id, err := c.lane.read(d.Message())
+	if err != nil || of != c.lane {
+		return "", false
+	}
+	return fmt.Sprint(id % limitedKeys), true
+}
+
+// of returns the handler of one life of a worker: each call takes a while, and then plays the message's fate.
+func (c *simLimit) of(w *simWorker) client.Handler {
+	return ratelimit.With(c.cfg)(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+		key, limited := "", true
+		if c.cfg.Key != nil {
+			key, limited = c.key(d)
+		}
+		if limited {
+			end := c.begin(key, w)
+			_, id, _ := c.lane.read(d.Message()) // the stranger's have calls, too, if all do
+			backoff.Sleep(ctx, time.Duration(c.lane.script.dice(c.lane.n, id, 800)%uint64(c.call)))
+			end()
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+		return w.handle(ctx, d)
+	}))
+}
+
+// begin notes that a call runs until end is called.
+func (c *simLimit) begin(key string, w *simWorker) (end func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running[key] == nil {
+		c.running[key] = map[*simCall]struct{}{}
+	}
+	call := &simCall{w}
+	c.running[key][call] = struct{}{}
+	c.look(key)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.running[key], call)
+		c.look(key)
+	}
+}
+
+// lost notes that a connection of a worker was lost. Calls may outlive that.
+func (c *simLimit) lost(w *simWorker) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, calls := range c.running {
+		maps.DeleteFunc(calls, func(call *simCall, _ struct{}) bool { return call.w == w })
+		c.look(key)
+	}
+}
+
+// look is called with mu held.
+func (c *simLimit) look(key string) {
+	over, since := len(c.running[key]) > c.cfg.AtOnce, c.since[key]
+	switch {
+	case over && since.IsZero():
+		c.since[key] = time.Now()
+	case !over && !since.IsZero():
+		c.since[key] = time.Time{}
+		if above := time.Since(since); above > exceededFor {
+			c.lane.wrong(Exceeded, c.lane.n, "more than %d calls ran for %v until %v, of key %q", c.cfg.AtOnce, above, time.Since(c.lane.began), key)
+		}
+	}
+}
