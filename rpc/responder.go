@@ -24,7 +24,7 @@ type ResponderConfig struct {
 	// message, and a reply of that type is sent unchanged. Default: client.JSONCodec.
 	Codec client.Codec
 	// ReplyTimeout is how long the broker may take to accept a reply. After that the request
-	// isn't acknowledged, and is handled again. Default: 30 s.
+	// returns to its queue and is handled again, which is no failed attempt. Default: 30 s.
 	ReplyTimeout time.Duration
 	// Allow reports whether a reply may go to an address. The sender of a request chooses the
 	// address, and the reply is sent with this connection's permissions. So without Allow, anyone
@@ -298,6 +298,7 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 		r.logForbidden(d, to)
 		return nil
 	}
+	handling := ctx
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	id := p.CorrelationID
@@ -322,6 +323,9 @@ func (r *Responder) reply(ctx context.Context, d *client.Delivery, v any, kind *
 		return nil
 	case errors.Is(err, client.ErrTooLarge), errors.As(err, new(*argument.Error)):
 		return client.DeadLetter{Reason: client.ReasonUnsendable, Err: err}
+	case errors.Is(ctx.Err(), context.DeadlineExceeded) && handling.Err() == nil:
+		// The handler hasn't failed. In an alarm, retries would end with a dead letter of a request that succeeds each time.
+		return client.Requeue{Err: err}
 	}
 	return err
 }

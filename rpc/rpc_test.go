@@ -241,3 +241,44 @@ func TestExpiredRequestIsNotHandledAgain(t *testing.T) {
 		require.NoError(t, conn.Close(t.Context()))
 	})
 }
+
+// A reply that the broker doesn't accept, as in an alarm, is no failure of the handler: its request isn't a dead letter
+// after that has succeeded each time.
+func TestAReplyThatIsNotAcceptedIsNoFailedAttempt(t *testing.T) {
+	for _, strategy := range []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative} {
+		t.Run(string(strategy), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, conn := world(t, "")
+				policy := retry.Policy{MaxRetries: 2, Backoff: retry.Delays(time.Second), Strategy: strategy}
+				topology, err := retry.Topology(policy, declare.QuorumQueue{Name: "work"})
+				require.NoError(t, err)
+				_, err = declare.Apply(t.Context(), conn.Management(), topology)
+				require.NoError(t, err)
+				r, err := rpc.NewResponder(t.Context(), conn, rpc.ResponderConfig{})
+				require.NoError(t, err)
+				var attempts []int
+				h := rpc.Respond(r, func(ctx context.Context, n int) (int, error) {
+					if attempts = append(attempts, retry.Attempt(ctx)); len(attempts) == 1 {
+						b.SetMemoryAlarm(true)
+						time.Sleep(time.Second)
+					}
+					return n, nil
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- conn.Consume(ctx, "work", retry.With(policy)(h), client.ConsumerConfig{}) }()
+				time.AfterFunc(5*time.Minute, func() { b.SetMemoryAlarm(false) })
+				q, err := rpc.NewRequester[int, int](t.Context(), conn, address.Queue("work"), rpc.RequesterConfig{Timeout: time.Hour})
+				require.NoError(t, err)
+				n, err := q.Call(context.Background(), 7)
+				require.NoError(t, err)
+				assert.Equal(t, 7, n)
+				assert.Len(t, attempts, 10, "one in 30 s")
+				assert.Equal(t, attempts[0], attempts[len(attempts)-1])
+				cancel()
+				assert.NoError(t, <-ended)
+				require.NoError(t, conn.Close(t.Context()))
+			})
+		})
+	}
+}

@@ -162,7 +162,7 @@ func TestAFailingSeedIsReduced(t *testing.T) {
 	whole := Simulation{Seed: 9, Version: "4.3.6", Messages: 1600, Faults: 40}
 	sim, rep := shrink(run, whole, &Simulated{Count: map[ViolationKind]int{ViolationLost: 3}})
 	assert.Equal(t, []int{3, 17}, sim.Only)
-	assert.ElementsMatch(t, []string{Forwarder, Centralized, Partitioned, Scheduled, Parking, Fair, Recurring, Limited, Stranger}, sim.Without)
+	assert.ElementsMatch(t, []string{Forwarder, Centralized, Partitioned, Scheduled, Parking, Fair, Recurring, Limited, Called, Stranger}, sim.Without)
 	assert.Equal(t, 100, sim.Messages)
 	text := explain(sim, rep)
 	assert.Contains(t, text, "1. 12s: a queue is purged")

@@ -38,7 +38,7 @@ const (
 )
 
 // Actors are all of them.
-var Actors = []string{Neighbor, Forwarder, Centralized, Partitioned, Scheduled, Parking, Fair, Recurring, Limited, Stranger}
+var Actors = []string{Neighbor, Forwarder, Centralized, Partitioned, Scheduled, Parking, Fair, Recurring, Limited, Called, Stranger}
 
 // What an operator does who doesn't know hopback.
 const (

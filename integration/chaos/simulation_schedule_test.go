@@ -46,6 +46,8 @@ func (l *simLane) publisher(ctx context.Context, conn *client.Conn) (publishing,
 	switch l.name {
 	case Partitioned, Fair:
 		return client.NewPublisher[*client.Message](ctx, conn, address.Address{}, client.PublisherConfig{}) // it depends on the key, or the tenant
+	case Called:
+		return l.newCalling(ctx, conn)
 	case Scheduled:
 		p, err := schedule.NewPublisher[*client.Message](ctx, conn, address.Queue(l.queue), schedule.PublisherConfig{Names: l.ladder()})
 		return scheduling{l, p}, err

@@ -317,7 +317,7 @@ func (s *simulation) makeLanes(ctx context.Context) error {
 		switch name {
 		case "versions", "crowd", Forwarder, Scheduled, Parking, Recurring:
 			strategy = retry.StrategyRepublish
-		case Limited:
+		case Limited, Called:
 			strategy = []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter}[s.Seed%2]
 		case Centralized:
 			strategy, l.script.Plain = retry.StrategyRepublish, true

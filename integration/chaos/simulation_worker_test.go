@@ -138,8 +138,13 @@ func (w *simWorker) consume(life context.Context) {
 		}
 		return w.handle(ctx, d)
 	})
-	if l.limit != nil {
+	switch l.name {
+	case Limited:
 		inner = l.limit.of(w)
+	case Called:
+		if inner, err = w.answer(life, conn); err != nil {
+			return
+		}
 	}
 	handler := retry.With(w.policy)(inner)
 	var consuming sync.WaitGroup
