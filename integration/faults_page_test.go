@@ -120,7 +120,7 @@ func testFiles(t *testing.T) map[string][]string {
 func writeFaults(files map[string][]string) string {
 	var b strings.Builder
 	b.WriteString("# Faults\n\n" +
-		"Read this page to see what went wrong, in hopback, RabbitMQ, and other clients, what it cost, and which test keeps it from coming back.\n" +
+		"What went wrong in hopback, RabbitMQ, and other clients, what it cost, and which test pins it.\n" +
 		"It is written from the list in `integration/faults_test.go`: add a fault there, then run `go test ./integration -run TestFaults -update`.\n\n" +
 		"To run a test, take its folder from the link: `go test ./integration/retry -run '^TestX$' -brokers=4.3`. `git show` shows a commit. Most tests of the\n" +
 		"first table were seen failing on the code before it.\n")

@@ -24,8 +24,7 @@ type chapter struct {
 var faults = []chapter{
 	{
 		title: "hopback: found by attacks",
-		intro: "Attacks from outside found these in November 2026. Most need somebody else: another team, an operator, a broken node, a proxy. No simulation had " +
-			"those.",
+		intro: "Attacks from outside found these in November 2026. Most need somebody else: another team, an operator, a broken node, a proxy.",
 		where: fixedBy,
 		faults: []fault{
 			{"A message of 2 MB whose nested lists claimed too many elements took over 3 GB. Any publisher could kill its consumers.", "Repairs…", "TestMessagesThatCannotBeDecodedHarmNoOthers TestAValueCostsASmallMultipleOfItsSize"},
@@ -90,6 +89,7 @@ var faults = []chapter{
 			{"A queue that didn't answer ended its connection every 15 s, with all other consumers on it.", "6d86b96", "TestAQueueThatDoesNotAnswerHurtsNobodyElse"},
 			{"A consumer that started while its connection ended, stopped instead of starting again.", "fce04a0", "TestAConsumerStartsWhereverTheConnectionEnds"},
 			{"The broker in memory kept a consumer active where RabbitMQ 4.0 leaves none, so tests in memory passed for the wrong reason.", "d53013b", "TestNoConsumerIsActiveOnceALastMessageWasGivenBack TestFoundSequencesComeToTheSame"},
+			{"In an alarm, requests whose handlers succeeded became dead letters: a reply that waits counted as a failure.", "4e30565", "TestAReplyThatIsNotAcceptedIsNoFailedAttempt"},
 			{"A session on a connection that had just been closed in order was nil, and the caller panicked.", "e0f510b", "TestNoSessionOnAConnectionThatWasClosedInOrder"},
 		},
 	},
@@ -172,7 +172,7 @@ var faults = []chapter{
 			{"`Send` returns nil for a message that was released.", "go-amqp", "TestPublishToNowhereIsErrUnroutable TestUnroutableForwardKeepsTheOriginal"},
 			{"An attach to a missing queue ends the session that all links share.", "official client", "TestOfficialAttachToNothingEndsTheSessionOn40"},
 			{"Unbinding with arguments does nothing.", "official client", "TestBindingWithArgumentsIsDeleted"},
-			{"Closing the session before the receiver counts a failed delivery for all that is prefetched.", "go-amqp", "TestDrainGivesBackWhatNoHandlerHasBegun TestDrainKeepsTheOrderThatLeavesDeliveryCountsAlone"},
+			{"Closing the session before the receiver counts a failure for everything prefetched.", "go-amqp", "TestDrainGivesBackWhatNoHandlerHasBegun TestDrainKeepsTheOrderThatLeavesDeliveryCountsAlone"},
 			{"An annotation or error text that can't be encoded, or is too large, closes the connection.", "go-amqp", "TestHostileOutcomesLeaveTheConnectionAlone TestConsumerCutsErrorTextsToWhatASettlementCanCarry"},
 			{"A message without a body, or with a bad annotation key, ends the link or session.", "go-amqp", "TestHostileMessagesAreRefusedBeforeTheyAreSent TestValidateRefusesWhatWouldEndTheLink"},
 			{"After a cancel during a large message, the next message ends the link.", "go-amqp", "TestCancelledPublishesHarmNobodyElse"},
@@ -188,8 +188,8 @@ var faults = []chapter{
 			{"A message with a char or a decimal ends the link, on 4.3 each time; deep nesting overflows the stack; a binary key in a footer panics.", "go-amqp", "TestMessagesThatCannotBeDecodedHarmNoOthers TestWhatIsNotDecodable TestHostileServers"},
 			{"An array of ints or longs with one below -128 and none above 127 is cut to its lowest bytes.", "go-amqp", "TestValidateRefusesArraysThatWouldBeCut TestEveryTypeBetweenProtonAndHopback"},
 			{"`Requeue` can't report a failure, so RabbitMQ 4.3 redelivers without end; `Discard` adds one to the delivery count.", "official client", "TestOfficialRequeueIsNotCountedOn43 TestOfficialDiscardWithAnnotationsIsCounted"},
-			{"`Receive` panics if the annotation `x-stream-offset` isn't a long, which any publisher can set. Settling panics on an annotation key of one byte.", "official client", "TestOfficialPanics"},
-			{"Its publisher returns no error for a message that was released or rejected.", "official client", "TestOfficialPublishHasNoErrorForReleased"},
+			{"`Receive` panics if the annotation `x-stream-offset` isn't a long, and settling if a key has one byte.", "official client", "TestOfficialPanics"},
+			{"Its publisher returns no error for released or rejected messages.", "official client", "TestOfficialPublishHasNoErrorForReleased"},
 		},
 	},
 }
