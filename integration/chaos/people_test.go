@@ -127,19 +127,19 @@ func TestRecurringMessagesAreJudged(t *testing.T) {
 		}, ""},
 		"one is missing, and was paused": {func(g *simRecurring, id func(string, time.Duration) string, at func(time.Duration) time.Time) {
 			delete(g.seen, id(all, 30*time.Minute))
-			g.pauses = append(g.pauses, &pause{all, at(25 * time.Minute), at(26 * time.Minute), at(34 * time.Minute), at(35 * time.Minute)})
+			g.pauses = append(g.pauses, &hold{all, at(25 * time.Minute), at(26 * time.Minute), at(34 * time.Minute), at(35 * time.Minute)})
 		}, ""},
 		"one is missing, and another one was paused": {func(g *simRecurring, id func(string, time.Duration) string, at func(time.Duration) time.Time) {
 			delete(g.seen, id(all, 30*time.Minute))
 			delete(g.seen, id(skip, 30*time.Minute))
-			g.pauses = append(g.pauses, &pause{skip, at(25 * time.Minute), at(26 * time.Minute), at(34 * time.Minute), at(35 * time.Minute)})
+			g.pauses = append(g.pauses, &hold{skip, at(25 * time.Minute), at(26 * time.Minute), at(34 * time.Minute), at(35 * time.Minute)})
 		}, ViolationLost},
 		"one came in a pause of the group": {func(g *simRecurring, id func(string, time.Duration) string, at func(time.Duration) time.Time) {
 			delete(g.seen, id(skip, 30*time.Minute))
-			g.pauses = append(g.pauses, &pause{"", at(25 * time.Minute), at(26 * time.Minute), at(34 * time.Minute), at(35 * time.Minute)})
+			g.pauses = append(g.pauses, &hold{"", at(25 * time.Minute), at(26 * time.Minute), at(34 * time.Minute), at(35 * time.Minute)})
 		}, Recurred},
 		"one came in what may have been a pause": {func(g *simRecurring, _ func(string, time.Duration) string, at func(time.Duration) time.Time) {
-			g.pauses = append(g.pauses, &pause{"", at(25 * time.Minute), time.Time{}, at(34 * time.Minute), at(35 * time.Minute)})
+			g.pauses = append(g.pauses, &hold{"", at(25 * time.Minute), time.Time{}, at(34 * time.Minute), at(35 * time.Minute)})
 		}, ""},
 		"one came twice": {func(g *simRecurring, id func(string, time.Duration) string, at func(time.Duration) time.Time) {
 			g.seen[id(all, 30*time.Minute)] = sighting{at(30 * time.Minute), 2}

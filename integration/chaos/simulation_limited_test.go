@@ -4,30 +4,37 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/middleware/ratelimit"
 )
 
 // Limited is a service whose workers share a limit of calls at once: of all messages or, with half of the seeds, of
-// each key.
+// each key. An operator pauses its queue now and then.
 const Limited = "limited"
 
-// Exceeded is a limit that was exceeded for longer than it may be.
-const Exceeded ViolationKind = "exceeded"
+// Paused is a pause of lane "limited".
+const Paused Kind = "paused"
+
+const (
+	Exceeded   ViolationKind = "exceeded"    // a limit was exceeded for longer than it may be
+	PauseBroke ViolationKind = "pause broke" // a call began in a pause
+)
 
 const (
 	limitOfAll, limitOfKey = 3, 1
 	limitedKeys            = 4
 	// callOfAll and callOfKey are the longest calls.
-	callOfAll, callOfKey = 3 * time.Second, 1500 * time.Millisecond
-	// slotWithin is how long a message may wait for a slot.
-	slotWithin = 20 * time.Second
+	callOfAll, callOfKey = 1500 * time.Millisecond, 800 * time.Millisecond
 	// exceededFor is how long a limit may be exceeded by calls of workers that are connected.
 	exceededFor = 2 * time.Second
+	// pausedWithin is how long after a pause has begun, or ended, calls may begin, or none.
+	pausedWithin = 2 * time.Second
 )
 
 // simLimit is the limit of lane "limited", and the calls that run.
@@ -39,6 +46,7 @@ type simLimit struct {
 	mu      sync.Mutex
 	running map[string]map[*simCall]struct{}
 	since   map[string]time.Time // by key, if more run than may
+	paused  time.Time            // from when on no call may begin, if not zero
 }
 
 // simCall is a call of a worker whose connection wasn't lost since it began.
@@ -89,6 +97,9 @@ func (c *simLimit) begin(key string, w *simWorker) (end func()) {
 	if c.running[key] == nil {
 		c.running[key] = map[*simCall]struct{}{}
 	}
+	if !c.paused.IsZero() && time.Now().After(c.paused) {
+		c.lane.wrong(PauseBroke, c.lane.n, "a call began at %v, which is %v after none should", time.Since(c.lane.began), time.Since(c.paused))
+	}
 	call := &simCall{w}
 	c.running[key][call] = struct{}{}
 	c.look(key)
@@ -98,6 +109,36 @@ func (c *simLimit) begin(key string, w *simWorker) (end func()) {
 		delete(c.running[key], call)
 		c.look(key)
 	}
+}
+
+// pause pauses the lane's queue until heal is called.
+func (s *simulation) pause(ctx context.Context, f simFault) (heal func()) {
+	i := slices.IndexFunc(s.lanes, func(l *simLane) bool { return l.limit != nil })
+	if i < 0 {
+		return nil
+	}
+	l, from := s.lanes[i], time.Since(s.began)
+	s.step("queue %s is paused for %v", l.queue, f.lasts)
+	l.breaks(from, f.lasts)
+	if err := pause.Pause(ctx, s.admin, l.queue, pause.PauseConfig{Why: "the simulation"}); err != nil {
+		s.wrong(ViolationStuck, l.n, "pause: %v", err)
+		return nil
+	}
+	l.limit.setPaused(time.Now().Add(pausedWithin))
+	return func() {
+		l.limit.setPaused(time.Time{})
+		if err := pause.Resume(ctx, s.admin, l.queue); err != nil {
+			s.wrong(ViolationStuck, l.n, "resume: %v", err)
+		}
+		ended := time.Since(s.began)
+		s.owed = append(s.owed, owed{l.n, span{from, ended}, ended + time.Minute})
+	}
+}
+
+func (c *simLimit) setPaused(from time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.paused = from
 }
 
 // lost notes that a connection of a worker was lost. Calls may outlive that.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -115,6 +114,8 @@ func (s *simulation) operate(ctx context.Context, f simFault, l *simLane) (heal 
 			s.owed = append(s.owed, owed{l.n, span{from + 15*time.Second, from + raised}, from + away + 30*time.Second})
 		}
 		return func() { s.broker.SetMemoryAlarm(false) }, true
+	case Paused:
+		return s.pause(ctx, f), true
 	case HandlersHang:
 		w := l.workers[d.r.IntN(len(l.workers))]
 		s.step("handlers of worker %d of lane %s don't return for %v", w.n, l.name, f.lasts)
@@ -177,7 +178,9 @@ func (d *damage) bindForeign(kind Kind) (heal func()) {
 		d.l.breaks(from, 2*time.Minute+deadLetterRetry)
 		healed := d.full(name)
 		return func() {
-			d.deleteBinding(b)
+			if x.Type != declare.ExchangeHeaders { // RabbitMQ would keep its dead letters until it restarts: see kept
+				d.deleteBinding(b)
+			}
 			healed()
 		}
 	}
@@ -523,7 +526,8 @@ func (w *simWorker) forward(ctx, life context.Context, conn *client.Conn, d *cli
 	m.Data, m.Properties.MessageID = fresh.Data, fresh.Properties.MessageID
 	p, err := w.forwards(life, conn, to.queue)
 	if err != nil {
-		return err
+		backoff.Sleep(ctx, time.Second)
+		return client.Requeue{Err: err} // no attempt: the message's fate hasn't begun
 	}
 	to.ledger.forwarding(id)
 	known := AnswerRefused
@@ -544,8 +548,6 @@ func (w *simWorker) forward(ctx, life context.Context, conn *client.Conn, d *cli
 	}
 }
 
-var errNoForwards = errors.New("no publisher")
-
 // forwards returns the publisher of a connection.
 func (w *simWorker) forwards(life context.Context, conn *client.Conn, queue string) (*client.Publisher[*client.Message], error) {
 	w.mu.Lock()
@@ -559,7 +561,7 @@ func (w *simWorker) forwards(life context.Context, conn *client.Conn, queue stri
 	}
 	p, err := client.NewPublisher[*client.Message](life, conn, address.Queue(queue), client.PublisherConfig{}) // perhaps one too many: it ends with conn
 	if err != nil {
-		return nil, errors.Join(errNoForwards, err)
+		return nil, fmt.Errorf("no publisher: %w", err)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

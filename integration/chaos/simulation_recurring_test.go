@@ -47,7 +47,7 @@ type simRecurring struct {
 	ran    map[string]time.Time // requests of RunNow, by message-id
 	gone   map[string]bool      // message-ids of what was destroyed
 	losses []time.Time          // when its token was destroyed
-	pauses []*pause
+	pauses []*hold
 }
 
 // sighting is when a message-id came first, and how often.
@@ -56,9 +56,9 @@ type sighting struct {
 	n     int
 }
 
-// pause is a pause of a message, or of the whole group: "". Nothing is published for times between sure and
+// hold is a pause of a message, or of the whole group: "". Nothing is published for times between sure and
 // until; what happens between called and sure, and between until and ended, isn't known.
-type pause struct {
+type hold struct {
 	name                       string
 	called, sure, until, ended time.Time
 }
@@ -233,7 +233,7 @@ type operator struct {
 	g     *simRecurring
 	group schedule.Group
 	dice  *rand.Rand
-	open  []*pause // not resumed yet
+	open  []*hold // not resumed yet
 }
 
 func (o *operator) operate(ctx context.Context, over <-chan struct{}) {
@@ -296,7 +296,7 @@ func (o *operator) runNow(ctx context.Context, name string) {
 func (o *operator) pause(ctx context.Context, name string, x int) {
 	once, cancel := o.once(ctx)
 	defer cancel()
-	p := &pause{name: name, called: time.Now().Add(-blur)}
+	p := &hold{name: name, called: time.Now().Add(-blur)}
 	o.g.mu.Lock()
 	o.g.pauses = append(o.g.pauses, p)
 	o.g.mu.Unlock()

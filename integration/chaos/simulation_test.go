@@ -485,7 +485,7 @@ func (s *simulation) checkWaits(l *simLane) {
 		if n := l.ledger.handled[id]; n > 1 && !well && !s.script.Impatient(l.n, uint32(id)) {
 			s.trouble.add(Violation{Multiplied, l.n, uint32(id), fmt.Sprintf("accepted at %v, when nothing was broken, and handled %d times", w.accepted, n)})
 		}
-		if d := w.handled - w.due; d > l.within() {
+		if d := w.handled - w.due; d > healthyWithin {
 			s.trouble.add(Violation{Starved, l.n, uint32(id), fmt.Sprintf("accepted at %v, due at %v, and handled %v after it", w.accepted, w.due, d)})
 		}
 	}
@@ -512,19 +512,11 @@ func (s *simulation) checkRetries(l *simLane) {
 			if l.waitedElsewhere(due, ms(first[k+1])-ms(first[k])) || l.isNoisy(uint32(id)) {
 				continue
 			}
-			if late := came - due; late > l.within() {
+			if late := came - due; late > healthyWithin {
 				s.trouble.add(Violation{Stalled, l.n, uint32(id), fmt.Sprintf("retry %d was due at %v, and came %v after it", k+1, due, late)})
 			}
 		}
 	}
-}
-
-// within is how long messages may wait although nothing is broken. The stranger's are in queues of all lanes.
-func (l *simLane) within() time.Duration {
-	if l.limit != nil || l.name == Stranger && slices.ContainsFunc(l.lanes, func(o *simLane) bool { return o.limit != nil }) {
-		return healthyWithin + slotWithin
-	}
-	return healthyWithin
 }
 
 // waitedElsewhere says that a retry has waited for another delay of the policy, some time after something of

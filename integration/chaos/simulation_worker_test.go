@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/integration/clockstep"
 	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/brokerclock"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -147,6 +148,9 @@ func (w *simWorker) consume(life context.Context) {
 		}
 	}
 	handler := retry.With(w.policy)(inner)
+	if l.name == Limited {
+		handler = pause.With(pause.Config{})(handler)
+	}
 	var consuming sync.WaitGroup
 	defer consuming.Wait()
 	if l.name == Centralized {
