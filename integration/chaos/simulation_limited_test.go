@@ -102,12 +102,12 @@ func (c *simLimit) begin(key string, w *simWorker) (end func()) {
 	}
 	call := &simCall{w}
 	c.running[key][call] = struct{}{}
-	c.look(key)
+	c.compare(key)
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.running[key], call)
-		c.look(key)
+		c.compare(key)
 	}
 }
 
@@ -147,12 +147,12 @@ func (c *simLimit) lost(w *simWorker) {
 	defer c.mu.Unlock()
 	for key, calls := range c.running {
 		maps.DeleteFunc(calls, func(call *simCall, _ struct{}) bool { return call.w == w })
-		c.look(key)
+		c.compare(key)
 	}
 }
 
-// look is called with mu held.
-func (c *simLimit) look(key string) {
+// compare is called with mu held.
+func (c *simLimit) compare(key string) {
 	over, since := len(c.running[key]) > c.cfg.AtOnce, c.since[key]
 	switch {
 	case over && since.IsZero():

@@ -59,6 +59,8 @@ type Config struct {
 	//   - Consume receives no more messages than it has slots for. They are at most as many as its Concurrency.
 	//   - When a worker dies, the others get its slots within about a second. A worker that has slots keeps them while it has work.
 	//   - During a memory or disk alarm, workers keep their slots, and nobody gets one. A worker that starts in one waits.
+	//   - In a cluster of RabbitMQ 4.3, the slots of workers on a node that fails are missing until that node is back. With
+	//     an AtOnce of 1, no call may run until then.
 	//   - With Key, messages of a key without a free slot return to their queue for 1 to 30 s. That needs a quorum queue of
 	//     RabbitMQ 4.3 or later, without a TTL or a length limit; elsewhere they wait in the process.
 	AtOnce int
