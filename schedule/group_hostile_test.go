@@ -19,6 +19,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/internal/annotation"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/link"
