@@ -57,14 +57,14 @@ func (s settings) code() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	body := handlerNamed(s.Handler).code
-	if strings.Contains(body, "%d") {
-		body = fmt.Sprintf(body, s.Failures)
+	steps, err := parseScript(s.Handler)
+	if err != nil {
+		return "", err
 	}
-	body = "\t" + strings.ReplaceAll(body, "\n", "\n\t")
+	body := indented(scriptCode(steps))
 	var policy strings.Builder
-	if s.Strategy != retry.StrategyRepublish {
-		fmt.Fprintf(&policy, "\t\tStrategy:   retry.%s,\n", map[retry.Strategy]string{retry.StrategyDeadLetter: "StrategyDeadLetter", retry.StrategyNative: "StrategyNative"}[s.Strategy])
+	if name := map[retry.Strategy]string{retry.StrategyDeadLetter: "StrategyDeadLetter", retry.StrategyNative: "StrategyNative"}[s.Strategy]; name != "" {
+		fmt.Fprintf(&policy, "\t\tStrategy:   retry.%s,\n", name)
 	}
 	retries := strconv.Itoa(s.MaxRetries)
 	if s.MaxRetries == 0 {

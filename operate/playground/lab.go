@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,12 +24,18 @@ import (
 const (
 	workQueue    = "orders"
 	deadQueue    = workQueue + ".dead"
+	foreignQueue = "foreign" // of another team
 	workerName   = "worker"
 	limit        = 5 // the work queue's delivery limit
 	maxBody      = 64 << 10
-	maxMessages  = 1000
-	maxEvents    = 200_000
+	maxMessages  = 10_000
+	maxEntries   = 600_000 // of all messages
+	maxEvents    = 200_000 // between two calls of catchUp
+	maxLines     = 12
 	startTimeout = time.Minute
+	// latency of the network. So what happens at once takes some virtual time, and a page that runs thousands of
+	// messages can draw in between.
+	latency = time.Millisecond
 )
 
 // lab is a RabbitMQ in memory with a publisher and a worker, and what happened to their messages.
@@ -35,21 +44,29 @@ type lab struct {
 	settings settings
 	policy   retry.Policy
 	topology declare.Topology
-	handler  *handler
+	steps    []step
 
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
-	broker  *hopbacktest.Broker
+	broker  *hopbacktest.Broker // nil if the lab uses another one
+	url     string
+	logger  *slog.Logger
 	conn    *client.Conn
 	publish *client.Publisher[string]
 	began   time.Time
 
 	mu       sync.Mutex
-	read     int // how many of the broker's events are in messages
+	read     uint64 // the number of the last of the broker's events that is in messages
 	messages []*message
 	byID     map[string]*message
-	stop     func() // stops the worker; nil if none runs
+	exported []byte     // the broker's definitions when the lab had started
+	noted    []*message // with results that aren't in their entries yet
+	entries  int        // of all messages
+	lines    []string   // what the client and the lab have logged, at most maxLines
+	foreign  []string   // the exchanges that the foreign queue is bound to
+	wires    []net.Conn // of the worker
+	stop     func()     // stops the worker; nil if none runs
 	alarm    bool
 	err      error // why the lab can't continue
 }
@@ -57,14 +74,16 @@ type lab struct {
 // message is a published message, and where it is.
 type message struct {
 	ID      string  `json:"id"`
-	Body    string  `json:"body"`
-	Where   string  `json:"where"` // a queue, or "" if no queue has it
-	State   string  `json:"state"` // "waits", "handled", or "dead"; in a worker "delivered"
+	Where   string  `json:"where"` // a queue, or "" if no queue has it; not the foreign queue, which gets copies
+	State   string  `json:"state"` // "waits", "delivered", "handled", "dead", "lost", or "refused"; "" before the broker has it
 	Entries []entry `json:"entries"`
 
-	reasoned  bool    // the reason why it is a dead letter is in Entries
-	results   []entry // of attempts, that aren't in Entries yet
-	delivered bool    // the last event is a delivery
+	queues    []string // that have it, or a copy, the latest one last
+	leaves    string   // a queue that has it until its dead-letter target has it
+	reasoned  bool     // the reason why it is a dead letter is in Entries
+	results   []entry  // of attempts, that aren't in Entries yet
+	delivered bool     // the last event is a delivery
+	succeeded bool     // the last attempt has
 }
 
 // entry is one event of a message: of the broker, or the result of an attempt.
@@ -75,9 +94,13 @@ type entry struct {
 	Text  string `json:"text,omitempty"`
 }
 
-// newLab starts one. Bad settings are an *argument.Error.
-func newLab(ctx context.Context, s settings) (*lab, error) {
+// newLab starts one with its own broker, or on the one at a URL if that isn't "". Bad settings are an *argument.Error.
+func newLab(ctx context.Context, s settings, url string) (*lab, error) {
 	policy, err := s.policy()
+	if err != nil {
+		return nil, err
+	}
+	steps, err := parseScript(s.Handler)
 	if err != nil {
 		return nil, err
 	}
@@ -85,33 +108,81 @@ func newLab(ctx context.Context, s settings) (*lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	broker, err := hopbacktest.New(hopbacktest.Config{MaxEvents: maxEvents})
-	if err != nil {
-		return nil, err
+	l := &lab{settings: s, policy: policy, topology: topology, steps: steps, url: url, byID: map[string]*message{}, began: time.Now()}
+	l.logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{} // the line has the lab's
+		}
+		return a
+	}}))
+	if url == "" {
+		if l.broker, err = hopbacktest.New(hopbacktest.Config{MaxEvents: maxEvents}); err != nil {
+			return nil, err
+		}
+		l.broker.SetLatency(latency)
+		l.url = l.broker.URL()
 	}
-	l := &lab{settings: s, policy: policy, topology: topology, handler: handlerNamed(s.Handler), broker: broker, byID: map[string]*message{}, began: time.Now()}
 	l.ctx, l.cancel = context.WithCancel(ctx)
 	if err := l.connect(); err != nil {
 		l.close()
 		return nil, err
 	}
 	l.startWorker()
+	if l.broker != nil { // so that the first message doesn't wait for the worker
+		start, cancel := context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+		if err := l.broker.Queue(workQueue).Await(start, func(c hopbacktest.Counts) bool { return c.Consumers > 0 }); err != nil {
+			l.close()
+			return nil, err
+		}
+	}
 	return l, nil
 }
 
-func (l *lab) dial(name string) (*client.Conn, error) {
+// Write adds a line of the log.
+func (l *lab) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf("%.1f s  %s", float64(l.since(time.Now()))/1000, strings.ToValidUTF8(strings.TrimSpace(string(line[:min(len(line), 1000)])), "")))
+	l.lines = l.lines[max(0, len(l.lines)-maxLines):]
+	return len(line), nil
+}
+
+// dial connects to the broker's network. The worker's connections can be cut.
+func (l *lab) dial(ctx context.Context, network, address string, cut bool) (c net.Conn, err error) {
+	if l.broker != nil {
+		c, err = l.broker.Dial(ctx, network, address)
+	} else {
+		c, err = new(net.Dialer).DialContext(ctx, network, address)
+	}
+	if err == nil && cut {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.wires = append(l.wires, c)
+	}
+	return c, err
+}
+
+func (l *lab) open(name string) (*client.Conn, error) {
 	ctx, cancel := context.WithTimeout(l.ctx, startTimeout)
 	defer cancel()
-	return client.Connect(ctx, l.broker.URL(), client.Config{Name: name, Dial: l.broker.Dial, Logger: slog.New(slog.DiscardHandler)})
+	return client.Connect(ctx, l.url, client.Config{Name: name, Logger: l.logger, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		return l.dial(ctx, network, address, name == workerName)
+	}})
 }
 
 // connect declares the topology, and opens the publisher.
 func (l *lab) connect() (err error) {
-	if l.conn, err = l.dial("publisher"); err != nil {
+	if l.conn, err = l.open("publisher"); err != nil {
 		return err
 	}
 	if _, err := declare.Apply(l.ctx, l.conn.Management(), l.topology); err != nil {
 		return err
+	}
+	if l.broker != nil {
+		if l.exported, err = l.definitions(l.ctx, http.MethodGet, nil); err != nil {
+			return err
+		}
 	}
 	l.publish, err = client.NewPublisher[string](l.ctx, l.conn, address.Queue(workQueue), client.PublisherConfig{})
 	return err
@@ -127,7 +198,9 @@ func (l *lab) close() {
 		defer cancel()
 		_ = l.conn.Close(ctx)
 	}
-	l.broker.Close()
+	if l.broker != nil {
+		l.broker.Close()
+	}
 }
 
 // startWorker starts a worker if none runs.
@@ -141,13 +214,14 @@ func (l *lab) startWorker() {
 	l.stop = cancel
 	l.wg.Go(func() {
 		if err := l.work(ctx); err != nil && ctx.Err() == nil {
-			l.fail(fmt.Errorf("the worker stopped: %w", err))
+			l.stopWorker()
+			l.logger.Error("the worker has stopped", "error", err)
 		}
 	})
 }
 
 func (l *lab) work(ctx context.Context) error {
-	conn, err := l.dial(workerName)
+	conn, err := l.open(workerName)
 	if err != nil {
 		return err
 	}
@@ -169,47 +243,55 @@ func (l *lab) stopWorker() {
 	}
 }
 
-// cutWorker cuts the worker's connection, as a crash of its process or of the network does. The
+// cutWorker cuts the worker's connections, as a crash of its process or of the network does. The
 // client reconnects.
 func (l *lab) cutWorker() {
-	for _, c := range l.broker.Connections() {
-		if strings.HasPrefix(c.Info().Container, workerName) {
-			c.Cut()
-		}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.wires {
+		_ = c.Close()
 	}
+	l.wires = nil
 }
 
-func (l *lab) setAlarm(on bool) {
-	l.broker.SetMemoryAlarm(on)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.alarm = on
-}
-
-func (l *lab) fail(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.err = errors.Join(l.err, err)
-}
-
-// send publishes a message, and returns before the broker has confirmed it. A body beyond the
+// send publishes a body n times, and returns before the broker has confirmed it. What is beyond the
 // bounds is an *argument.Error.
-func (l *lab) send(body string) error {
+func (l *lab) send(body string, n int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case len(body) > maxBody:
 		return argument.New("message", nil, fmt.Sprintf("has more than %d bytes", maxBody), "publish a shorter one")
-	case len(l.messages) >= maxMessages:
-		return argument.New("message", nil, fmt.Sprintf("would be one more than the %d of a run", maxMessages), "start again")
+	case n < 1 || n > maxMessages:
+		return argument.New("number", n, fmt.Sprintf("isn't between 1 and %d", maxMessages), "choose another")
+	case len(l.messages)+n > maxMessages:
+		return argument.New("number", n, fmt.Sprintf("would be more than the %d messages of a run", maxMessages), "publish fewer, or start again")
 	}
-	m := &message{ID: strconv.Itoa(len(l.messages) + 1), Body: body, Entries: []entry{}}
-	l.messages = append(l.messages, m)
-	l.byID[m.ID] = m
+	sent := make([]*message, n)
+	for i := range sent {
+		sent[i] = &message{ID: strconv.Itoa(len(l.messages) + 1), Entries: []entry{}}
+		l.messages = append(l.messages, sent[i])
+		l.byID[sent[i].ID] = sent[i]
+	}
 	l.wg.Go(func() {
-		err := l.publish.Publish(l.ctx, body, func(out *client.Message) { out.Properties.MessageID = m.ID })
-		if err != nil && l.ctx.Err() == nil {
-			l.note(m.ID, "refused", err.Error())
+		next := 0
+		err := l.publish.PublishAll(l.ctx, slices.Repeat([]string{body}, n), func(_ string, out *client.Message) {
+			out.Properties.MessageID = sent[next].ID
+			next++
+		})
+		failed := map[int]error{}
+		if batch := new(client.BatchError); errors.As(err, &batch) {
+			for _, f := range batch.Failed {
+				failed[f.Index] = f.Err
+			}
+		}
+		for i, m := range sent {
+			switch {
+			case failed[i] != nil && l.ctx.Err() == nil:
+				l.note(m.ID, "refused", failed[i].Error())
+			case failed[i] == nil && l.broker == nil:
+				l.note(m.ID, "published", "")
+			}
 		}
 	})
 	return nil
@@ -233,7 +315,7 @@ func (l *lab) handle(ctx context.Context, d *client.Delivery) (err error) {
 			l.note(id, "succeeded", attempt)
 		}
 	}()
-	return l.handler.run(ctx, l, d)
+	return l.run(ctx, d)
 }
 
 // note adds a result, which catchUp puts between the events of the broker. To catch up here, for each attempt, would take
@@ -242,6 +324,9 @@ func (l *lab) note(id, kind, text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if m := l.byID[id]; m != nil {
+		if len(m.results) == 0 {
+			l.noted = append(l.noted, m)
+		}
 		m.results = append(m.results, entry{At: l.since(time.Now()), Kind: kind, Text: text})
 	}
 }
@@ -250,24 +335,38 @@ func (l *lab) since(t time.Time) int64 { return t.Sub(l.began).Milliseconds() }
 
 // catchUp adds the broker's new events to the histories. The caller holds mu.
 func (l *lab) catchUp() {
-	all := l.broker.Events()
-	if len(all) >= maxEvents {
+	var events []hopbacktest.Event
+	if l.broker != nil && l.err == nil {
+		events = l.broker.EventsAfter(l.read)
+	}
+	if len(events) > 0 && events[0].Number > l.read+1 || l.entries > maxEntries {
 		l.err = errors.New("this run has too many events to show; start again")
 		return
 	}
-	for _, e := range all[l.read:] {
+	for _, e := range events {
+		l.read = e.Number
+		at := l.since(e.Time)
+		if e.Kind == "queue deleted" {
+			for _, m := range l.messages {
+				if slices.Contains(m.queues, e.Queue) {
+					m.add(e, at)
+					l.entries++
+				}
+			}
+			continue
+		}
 		id, _ := e.MessageID.(string)
 		if m := l.byID[id]; m != nil {
-			m.add(e, l.since(e.Time))
+			m.add(e, at)
+			l.entries++
 		}
 	}
-	l.read = len(all)
-	for _, m := range l.messages {
-		for _, result := range m.results {
-			m.append(result)
+	for _, m := range l.noted {
+		for len(m.results) > 0 {
+			m.result()
 		}
-		m.results = nil
 	}
+	l.noted = nil
 }
 
 // clockError is how many ms the times of events and of attempts may differ: in a browser, Go's wall clock has milliseconds,
@@ -282,60 +381,82 @@ func (m *message) append(e entry) {
 	m.Entries = append(m.Entries, e)
 }
 
+// result moves the next result to the entries.
+func (m *message) result() {
+	m.succeeded = m.results[0].Kind == "succeeded"
+	if m.results[0].Kind == "refused" {
+		m.State = "refused"
+	}
+	m.append(m.results[0])
+	m.results = m.results[1:]
+}
+
 // add adds an event. A retry copy is confirmed before its original is acknowledged, so for a moment
 // two queues have the message; it is where it was published last.
 func (m *message) add(e hopbacktest.Event, at int64) {
 	// What a handler did with a delivery came before the broker's next event. Not every delivery reaches the handler: a
 	// message may pass several delay queues for one retry.
 	for m.delivered && len(m.results) > 0 && m.results[0].At <= at+clockError {
-		m.append(m.results[0])
-		m.results = m.results[1:]
+		m.result()
 	}
 	m.delivered = e.Kind == "delivered"
 	m.append(entry{At: at, Kind: e.Kind, Queue: e.Queue})
+	gone := ""
 	switch e.Kind {
 	case "published":
-		m.Where, m.State = e.Queue, "waits"
-		if e.Queue == deadQueue {
-			m.State = "dead"
+		gone, m.leaves = m.leaves, ""
+		m.queues = append(m.queues, e.Queue)
+	case "dead-lettered":
+		m.leaves = e.Queue
+	case "accepted", "dropped", "queue deleted":
+		gone = e.Queue
+	}
+	for i, q := range m.queues {
+		if q == gone {
+			m.queues = slices.Delete(m.queues, i, i+1)
+			break
 		}
-	case "delivered":
-		m.Where, m.State = e.Queue, "delivered"
-	case "returned", "delayed", "revoked":
-		m.Where, m.State = e.Queue, "waits"
-	case "accepted":
-		if m.Where == e.Queue {
-			m.Where, m.State = "", "handled"
+	}
+	m.Where = ""
+	for _, q := range m.queues {
+		if q != foreignQueue {
+			m.Where = q
+		}
+	}
+	switch {
+	case m.Where == deadQueue:
+		m.State = "dead"
+	case m.delivered:
+		m.State = "delivered"
+	case m.Where != "":
+		m.State = "waits"
+	case m.succeeded:
+		m.State = "handled"
+	default:
+		m.State = "lost"
+	}
+}
+
+// explain adds to dead letters why they are. The caller holds mu.
+func (l *lab) explain(messages []*message) {
+	for _, m := range messages {
+		if m.State != "dead" || m.reasoned || l.broker == nil {
+			continue
+		}
+		if dead, ok := l.broker.Queue(deadQueue).Message(m.ID); ok && dead.Message != nil {
+			m.dead(dead.Message)
 		}
 	}
 }
 
-// update brings the histories up to date, with the reasons of new dead letters. The caller holds mu.
-func (l *lab) update() {
-	l.catchUp()
-	pending := false
-	for _, m := range l.messages {
-		pending = pending || m.State == "dead" && !m.reasoned
+func (m *message) dead(letter *client.Message) {
+	m.State, m.reasoned = "dead", true
+	why := retry.DeadLetterOf(letter)
+	text := "reason: " + string(why.Reason)
+	if why.Error != "" {
+		text += "; error: " + why.Error
 	}
-	if !pending {
-		return
-	}
-	for _, dead := range l.broker.Queue(deadQueue).Messages() {
-		if dead.Message == nil {
-			continue
-		}
-		m := l.byID[dead.ID()]
-		if m == nil || m.State != "dead" || m.reasoned {
-			continue
-		}
-		m.reasoned = true
-		why := retry.DeadLetterOf(dead.Message)
-		text := "reason: " + string(why.Reason)
-		if why.Error != "" {
-			text += "; error: " + why.Error
-		}
-		m.append(entry{Kind: "is a dead letter", Queue: deadQueue, Text: text})
-	}
+	m.append(entry{Kind: "is a dead letter", Queue: deadQueue, Text: text})
 }
 
 // history is what happened to each message, as text. Times count from the first event of the first message. They are
@@ -343,7 +464,8 @@ func (l *lab) update() {
 func (l *lab) history() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.update()
+	l.catchUp()
+	l.explain(l.messages)
 	var b strings.Builder
 	var first int64
 	if len(l.messages) > 0 && len(l.messages[0].Entries) > 0 {

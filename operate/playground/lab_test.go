@@ -30,21 +30,24 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/history again")
 
-var strategies = []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative}
-
 // scenario has the settings that the page starts with, except for the strategy and the handler.
 func scenario(strategy retry.Strategy, handler string) settings {
-	return settings{Strategy: strategy, MaxRetries: 2, Delays: "10s 1m", Handler: handler, Failures: 2}
+	for _, h := range handlers {
+		if h.Name == handler {
+			handler = h.Script
+		}
+	}
+	return settings{Strategy: strategy, MaxRetries: 2, Delays: "10s 1m", Handler: handler}
 }
 
 // inLab runs a test in virtual time.
 func inLab(t *testing.T, s settings, test func(t *testing.T, l *lab)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		l, err := newLab(t.Context(), s)
+		l, err := newLab(t.Context(), s, "")
 		require.NoError(t, err)
 		defer l.close()
-		synctest.Wait()
+		time.Sleep(time.Second) // the worker has seen its link open
 		test(t, l)
 	})
 }
@@ -54,6 +57,7 @@ func settled(t *testing.T, l *lab) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
 	defer cancel()
+	time.Sleep(time.Second) // what was sent has passed the network
 	require.NoError(t, l.broker.AwaitSettled(ctx))
 	require.NoError(t, l.err)
 }
@@ -62,7 +66,7 @@ func settled(t *testing.T, l *lab) {
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	for _, strategy := range strategies {
-		for _, handler := range handlers() {
+		for _, handler := range handlers {
 			if handler.Name == "crashes" {
 				continue // the client reconnects after a random pause
 			}
@@ -70,7 +74,7 @@ func TestHistories(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				inLab(t, scenario(strategy, handler.Name), func(t *testing.T, l *lab) {
-					require.NoError(t, l.send("first"))
+					require.NoError(t, l.send("first", 1))
 					settled(t, l)
 					file := filepath.Join("testdata", "history", name+".txt")
 					if *update {
@@ -90,7 +94,7 @@ func TestACrashingWorker(t *testing.T) {
 	t.Parallel()
 	for _, strategy := range strategies {
 		inLab(t, scenario(strategy, "crashes"), func(t *testing.T, l *lab) {
-			require.NoError(t, l.send("poison"))
+			require.NoError(t, l.send("poison", 1))
 			settled(t, l)
 			history := l.history()
 			assert.Equal(t, limit+1, strings.Count(history, "crashed"), history)
@@ -104,7 +108,7 @@ func TestACrashingWorker(t *testing.T) {
 func TestAResultAfterTheConnection(t *testing.T) {
 	t.Parallel()
 	inLab(t, scenario(retry.StrategyRepublish, "slow"), func(t *testing.T, l *lab) {
-		require.NoError(t, l.send("first"))
+		require.NoError(t, l.send("first", 1))
 		time.Sleep(2 * time.Second)
 		l.cutWorker()
 		settled(t, l)
@@ -123,22 +127,22 @@ func TestState(t *testing.T) {
 	inLab(t, scenario(retry.StrategyRepublish, "fails"), func(t *testing.T, l *lab) {
 		var s state
 		show := func() {
-			synctest.Wait()
-			l.state("1", func(now state) string { s = now; return "" })
+			time.Sleep(time.Second)
+			l.state("1", shownMessages, func(now state) string { s = now; return "" })
 		}
 		l.stopWorker()
 		show()
 		assert.False(t, s.Worker)
-		require.NoError(t, l.send("a"))
+		require.NoError(t, l.send("a", 1))
 		show()
 		assert.Equal(t, map[string]int{workQueue: 1}, s.Counts)
-		l.setAlarm(true)
+		l.act("alarm", "")
 		show()
-		require.NoError(t, l.send("b"))
+		require.NoError(t, l.send("b", 1))
 		show()
 		assert.True(t, s.Alarm)
 		assert.Equal(t, map[string]int{workQueue: 1}, s.Counts, "an alarm keeps the second message out")
-		l.setAlarm(false)
+		l.act("no alarm", "")
 		l.startWorker()
 		show()
 		assert.Equal(t, map[string]int{"delay_10s": 2}, s.Counts)
@@ -148,12 +152,12 @@ func TestState(t *testing.T) {
 		assert.Empty(t, s.Counts)
 		assert.Equal(t, 2, s.Handled)
 		for range 20 {
-			require.NoError(t, l.send("more"))
+			require.NoError(t, l.send("more", 1))
 		}
 		settled(t, l)
 		show()
 		assert.Equal(t, 22, s.Handled)
-		assert.Len(t, s.All, 22)
+		assert.Equal(t, 22, s.Total)
 		assert.Len(t, s.Shown, shownMessages+1, "the newest, and the selected one")
 		assert.Equal(t, "1", s.Shown[0].ID)
 	})
@@ -172,7 +176,9 @@ func TestDrawing(t *testing.T) {
 				names[s.Queue] = true
 			}
 			names[workQueue] = true
+			l.mu.Lock()
 			d := l.draw()
+			l.mu.Unlock()
 			boxes := map[string]bool{}
 			for _, n := range d.Nodes {
 				assert.True(t, names[n.ID], n.ID)
@@ -191,11 +197,11 @@ func TestBounds(t *testing.T) {
 	t.Parallel()
 	inLab(t, scenario(retry.StrategyRepublish, "succeeds"), func(t *testing.T, l *lab) {
 		l.stopWorker() // the bounds are the publisher's
-		require.ErrorAs(t, l.send(strings.Repeat("x", maxBody+1)), new(*argument.Error))
-		for range maxMessages {
-			require.NoError(t, l.send("x"))
-		}
-		require.ErrorAs(t, l.send("x"), new(*argument.Error))
+		require.ErrorAs(t, l.send(strings.Repeat("x", maxBody+1), 1), new(*argument.Error))
+		require.ErrorAs(t, l.send("x", 0), new(*argument.Error))
+		require.ErrorAs(t, l.send("x", maxMessages+1), new(*argument.Error))
+		require.NoError(t, l.send("x", maxMessages))
+		require.ErrorAs(t, l.send("x", 1), new(*argument.Error))
 		settled(t, l)
 	})
 	_, err := diagnose(t.Context(), make([]byte, maxDefinitions+1))
@@ -205,21 +211,20 @@ func TestBounds(t *testing.T) {
 func TestBadSettingsAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(s *settings){
-		"delays = \"x\" isn't a duration":   func(s *settings) { s.Delays = "x" },
-		"delays has 0 of them":              func(s *settings) { s.Delays = " , " },
-		"delays has 9 of them":              func(s *settings) { s.Delays = strings.Repeat("1s ", 9) },
-		"delays = \"1ms\" isn't between":    func(s *settings) { s.Delays = "1ms" },
-		"delays = \"721h\" isn't between":   func(s *settings) { s.Delays = "721h" },
-		"delays has more than 200 bytes":    func(s *settings) { s.Delays = strings.Repeat("1", 201) },
-		"retries = 21 isn't between":        func(s *settings) { s.MaxRetries = 21 },
-		"retries = -1 isn't between":        func(s *settings) { s.MaxRetries = -1 },
-		"failures = 101 isn't between":      func(s *settings) { s.Failures = 101 },
-		"handler = \"x\" isn't in the list": func(s *settings) { s.Handler = "x" },
-		"Strategy":                          func(s *settings) { s.Strategy = "x" },
+		"delays = \"x\" isn't a duration": func(s *settings) { s.Delays = "x" },
+		"delays has 0 of them":            func(s *settings) { s.Delays = " , " },
+		"delays has 9 of them":            func(s *settings) { s.Delays = strings.Repeat("1s ", 9) },
+		"delays = \"1ms\" isn't between":  func(s *settings) { s.Delays = "1ms" },
+		"delays = \"721h\" isn't between": func(s *settings) { s.Delays = "721h" },
+		"delays has more than 200 bytes":  func(s *settings) { s.Delays = strings.Repeat("1", 201) },
+		"retries = 21 isn't between":      func(s *settings) { s.MaxRetries = 21 },
+		"retries = -1 isn't between":      func(s *settings) { s.MaxRetries = -1 },
+		"handler = \"x\" isn't a step":    func(s *settings) { s.Handler = "x" },
+		"Strategy":                        func(s *settings) { s.Strategy = "x" },
 	} {
 		s := scenario(retry.StrategyRepublish, "fails")
 		edit(&s)
-		_, err := newLab(t.Context(), s)
+		_, err := newLab(t.Context(), s, "")
 		require.ErrorAs(t, err, new(*argument.Error), name)
 		assert.Contains(t, err.Error(), name)
 		_, err = s.code()
@@ -241,7 +246,7 @@ func TestCode(t *testing.T) {
 	}
 	files := token.NewFileSet()
 	check := types.Config{Importer: importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })}
-	for i, h := range handlers() {
+	for i, h := range handlers {
 		s := scenario(strategies[i%len(strategies)], h.Name)
 		s.Delays = "1s, 90s 1h 1m30.5s"
 		s.MaxRetries = i % 3

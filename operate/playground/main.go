@@ -5,7 +5,9 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"embed"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -13,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // static are the files that are copied unchanged.
@@ -27,11 +30,34 @@ const programName = "playground.wasm"
 
 func main() {
 	to := flag.String("o", filepath.Join("bin", "site"), "`folder` to write")
+	run := flag.String("run", "", "run a message with these `settings`, in JSON as the page's, and print its history as a client sees it; writes no folder")
+	broker := flag.String("broker", "", "`URL` of the broker for -run (default the one in memory)")
 	flag.Parse()
-	if err := build(*to, os.Stdout); err != nil {
+	err := error(nil)
+	if *run != "" {
+		err = observeTo(os.Stdout, *run, *broker)
+	} else {
+		err = build(*to, os.Stdout)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "playground:", err)
 		os.Exit(1)
 	}
+}
+
+// observeTo prints what observe returns.
+func observeTo(out io.Writer, text, url string) error {
+	var s settings
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	history, err := observe(ctx, s, url)
+	if err == nil {
+		_, err = io.WriteString(out, history)
+	}
+	return err
 }
 
 // build writes the site to a folder. It runs in the module's folder.

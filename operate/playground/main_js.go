@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"sync"
 	"syscall/js"
 )
@@ -13,7 +14,7 @@ import (
 // waiting for a timer: what may wait runs on a separate goroutine.
 type page struct {
 	mu      sync.Mutex
-	lab     *lab
+	labs    []*lab // one, or one for each strategy
 	problem string // why the latest run didn't start
 	number  int    // of the run, so that a slow start doesn't replace a later one
 }
@@ -23,7 +24,7 @@ func main() {
 	p := &page{}
 	api := js.Global().Get("Object").New()
 	for name, f := range map[string]func(args []js.Value) string{
-		"handlers": func([]js.Value) string { return encode(handlers()) },
+		"handlers": func([]js.Value) string { return encode(handlers) },
 		"start":    p.start, "send": p.send, "state": p.state, "history": p.history, "act": p.act,
 		"code": func(args []js.Value) string {
 			s, err := decode(args)
@@ -82,90 +83,92 @@ func (p *page) start(args []js.Value) string {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	old := p.lab
-	p.lab, p.problem = nil, ""
+	old := p.labs
+	p.labs, p.problem = nil, ""
 	p.number++
 	number := p.number
 	go func() {
-		if old != nil {
-			old.close()
+		for _, l := range old {
+			l.close()
 		}
-		l, err := newLab(context.Background(), s)
+		labs, err := newLabs(s)
 		p.mu.Lock()
 		current := number == p.number
 		switch {
 		case current && err != nil:
 			p.problem = err.Error()
 		case current:
-			p.lab = l
+			p.labs, labs = labs, nil
 		}
 		p.mu.Unlock()
-		if !current && err == nil {
+		for _, l := range labs {
 			l.close()
 		}
 	}()
 	return "{}"
 }
 
+// newLabs starts a lab for each strategy. Their times count from the same moment.
+func newLabs(s settings) (labs []*lab, err error) {
+	for _, s := range s.each() {
+		l, err := newLab(context.Background(), s, "")
+		if err != nil {
+			for _, l := range labs {
+				l.close()
+			}
+			return nil, err
+		}
+		labs = append(labs, l)
+		l.began = labs[0].began
+	}
+	return labs, nil
+}
+
 // current is nil while a run starts.
-func (p *page) current() (l *lab, problem string) {
+func (p *page) current() (labs []*lab, problem string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.lab, p.problem
+	return p.labs, p.problem
 }
 
 func (p *page) send(args []js.Value) string {
-	l, _ := p.current()
-	if l == nil {
-		return "{}"
-	}
-	if err := l.send(args[0].String()); err != nil {
-		return failure(err)
+	labs, _ := p.current()
+	for _, l := range labs {
+		if err := l.send(args[0].String(), args[1].Int()); err != nil {
+			return failure(err)
+		}
 	}
 	return "{}"
 }
 
-// state is {} until a run has started.
+// state is {} until a run has started. Side by side, each run shows fewer messages.
 func (p *page) state(args []js.Value) string {
-	l, problem := p.current()
-	if l == nil {
+	labs, problem := p.current()
+	if labs == nil {
 		if problem != "" {
 			return encode(map[string]string{"error": problem})
 		}
 		return "{}"
 	}
-	return l.state(args[0].String(), func(s state) string {
-		return encode(struct {
-			state
-			Drawing drawing `json:"drawing"`
-		}{s, l.draw()})
-	})
+	texts := make([]string, len(labs))
+	for i, l := range labs {
+		texts[i] = l.state(args[0].String(), shownMessages/len(labs), func(s state) string { return encode(s) })
+	}
+	return `{"labs":[` + strings.Join(texts, ",") + `]}`
 }
 
-func (p *page) history([]js.Value) string {
-	if l, _ := p.current(); l != nil {
-		return l.history()
+// history is that of the run with a number, from 0.
+func (p *page) history(args []js.Value) string {
+	if labs, _ := p.current(); len(args) > 0 && args[0].Int() < len(labs) {
+		return labs[args[0].Int()].history()
 	}
 	return ""
 }
 
-// act disturbs the run.
 func (p *page) act(args []js.Value) string {
-	l, _ := p.current()
-	if l == nil {
-		return "{}"
-	}
-	switch args[0].String() {
-	case "cut":
-		l.cutWorker()
-	case "alarm":
-		l.setAlarm(true)
-	case "no alarm":
-		l.setAlarm(false)
-	case "start":
-		l.startWorker()
-	case "stop":
-		l.stopWorker()
+	labs, _ := p.current()
+	for _, l := range labs {
+		l.act(args[0].String(), args[1].String())
 	}
 	return "{}"
 }

@@ -15,10 +15,25 @@ type settings struct {
 	// MaxRetries of 0 means no retries.
 	MaxRetries int `json:"maxRetries"`
 	// Delays are durations with spaces between them, such as "10s 1m".
-	Delays  string `json:"delays"`
+	Delays string `json:"delays"`
+	// Handler is a script: see parseScript.
 	Handler string `json:"handler"`
-	// Failures is how often the handler "fails" returns an error.
-	Failures int `json:"failures"`
+}
+
+// strategies are those of the page. With sideBySide, it runs all of them.
+var strategies = []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative}
+
+const sideBySide retry.Strategy = "all"
+
+// each returns the settings of the runs that s stands for.
+func (s settings) each() (all []settings) {
+	if s.Strategy != sideBySide {
+		return []settings{s}
+	}
+	for _, s.Strategy = range strategies {
+		all = append(all, s)
+	}
+	return all
 }
 
 // The bounds keep a page responsive. hopbacktest has none of them.
@@ -58,15 +73,13 @@ func (s settings) policy() (retry.Policy, error) {
 	if err != nil {
 		return retry.Policy{}, err
 	}
-	switch {
-	case s.MaxRetries < 0 || s.MaxRetries > maxRetries:
-		return retry.Policy{}, argument.New("retries", s.MaxRetries, fmt.Sprintf("isn't between 0 and %d", maxRetries), "choose fewer")
-	case s.Failures < 0 || s.Failures > 100:
-		return retry.Policy{}, argument.New("failures", s.Failures, "isn't between 0 and 100", "choose fewer")
-	case handlerNamed(s.Handler) == nil:
-		return retry.Policy{}, argument.New("handler", s.Handler, "isn't in the list", "choose one of the list")
+	if _, err := parseScript(s.Handler); err != nil {
+		return retry.Policy{}, err
 	}
-	p := retry.Policy{Strategy: s.Strategy, MaxRetries: s.MaxRetries, Backoff: retry.Delays(delays...), Worker: "worker"}
+	if s.MaxRetries < 0 || s.MaxRetries > maxRetries {
+		return retry.Policy{}, argument.New("retries", s.MaxRetries, fmt.Sprintf("isn't between 0 and %d", maxRetries), "choose fewer")
+	}
+	p := retry.Policy{Strategy: s.each()[0].Strategy, MaxRetries: s.MaxRetries, Backoff: retry.Delays(delays...), Worker: "worker"}
 	if s.MaxRetries == 0 {
 		p.MaxRetries = retry.NoRetries
 	}
