@@ -48,16 +48,9 @@ func handle(ctx context.Context, d *client.Delivery) error {
 }
 `
 
-// code returns the program for valid settings.
+// code returns the program. Bad settings are an *argument.Error.
 func (s settings) code() (string, error) {
-	if _, err := s.policy(); err != nil {
-		return "", err
-	}
-	delays, err := s.delays()
-	if err != nil {
-		return "", err
-	}
-	steps, err := parseScript(s.Handler)
+	_, delays, steps, err := s.parse()
 	if err != nil {
 		return "", err
 	}

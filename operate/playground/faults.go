@@ -5,17 +5,19 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 
 	"github.com/hopback/hopback/declare"
 )
 
-// act disturbs the run, or repairs it. It returns at once: what asks the broker does so on a goroutine, and an error
-// is logged.
+// act disturbs the run, or repairs it, as an operator or another team does. It returns at once: what asks the broker
+// does so on a goroutine, and an error is logged.
 func (l *lab) act(what, name string) {
+	var change func(ctx context.Context) error
 	switch what {
 	case "cut":
-		l.cutWorker()
+		l.cut()
 	case "start":
 		l.startWorker()
 	case "stop":
@@ -25,46 +27,43 @@ func (l *lab) act(what, name string) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.alarm = what == "alarm"
-	default:
+	case "delete":
+		change = func(ctx context.Context) error {
+			_, err := declare.DeleteQueue(ctx, l.conn.Management(), name)
+			return err
+		}
+	case "bind":
+		change = func(ctx context.Context) error { return l.bindForeign(ctx, name) }
+	case "apply":
+		change = l.apply
+	case "import":
+		change = func(context.Context) error {
+			_, err := l.definitions(http.MethodPost, l.exported)
+			return err
+		}
+	}
+	if change != nil {
 		l.wg.Go(func() {
 			ctx, cancel := context.WithTimeout(l.ctx, startTimeout)
 			defer cancel()
-			if err := l.change(ctx, what, name); err != nil && l.ctx.Err() == nil {
+			if err := change(ctx); err != nil && l.ctx.Err() == nil {
 				l.logger.Error("can't "+what, "name", name, "error", err)
 			}
 		})
 	}
 }
 
-// change changes the broker's topology, as an operator or another team does.
-func (l *lab) change(ctx context.Context, what, name string) error {
-	switch what {
-	case "delete":
-		_, err := declare.DeleteQueue(ctx, l.conn.Management(), name)
-		return err
-	case "bind":
-		return l.bindForeign(ctx, name)
-	case "apply":
-		_, err := declare.Apply(ctx, l.conn.Management(), l.topology)
-		return err
-	case "import":
-		_, err := l.definitions(ctx, http.MethodPost, l.exported)
-		return err
-	}
-	return nil
+func (l *lab) apply(ctx context.Context) error {
+	_, err := declare.Apply(ctx, l.conn.Management(), l.topology)
+	return err
 }
 
-// bindForeign binds a queue of another team to an exchange, so that it gets a copy of what passes.
+// bindForeign binds a queue of another team to an exchange, so that it gets a copy of what passes. Of the two keys, the
+// exchange's type decides which one matters.
 func (l *lab) bindForeign(ctx context.Context, exchange string) error {
-	key := "#"
-	for _, e := range l.topology.Exchanges {
-		if e.Name == exchange && e.Type == declare.ExchangeDirect {
-			key = workQueue
-		}
-	}
 	_, err := declare.Apply(ctx, l.conn.Management(), declare.Topology{
 		Queues:   []declare.Queue{declare.QuorumQueue{Name: foreignQueue, DeadLetter: declare.Drop()}},
-		Bindings: []declare.Binding{{Source: exchange, Queue: foreignQueue, Key: key}},
+		Bindings: []declare.Binding{{Source: exchange, Queue: foreignQueue, Key: "#"}, {Source: exchange, Queue: foreignQueue, Key: workQueue}},
 	})
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,33 +73,12 @@ func (l *lab) bindForeign(ctx context.Context, exchange string) error {
 	return err
 }
 
-// definitions calls the broker's HTTP API, and returns its answer.
-func (l *lab) definitions(ctx context.Context, method string, body []byte) ([]byte, error) {
-	r, err := http.NewRequestWithContext(ctx, method, "http://localhost/api/definitions", bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
+// definitions exports or imports them with RabbitMQ's HTTP API.
+func (l *lab) definitions(method string, body []byte) ([]byte, error) {
+	r, w := httptest.NewRequest(method, "/api/definitions", bytes.NewReader(body)), httptest.NewRecorder()
 	r.SetBasicAuth("guest", "guest")
-	a := answer{status: http.StatusOK}
-	l.broker.HTTPHandler().ServeHTTP(&a, r)
-	if a.status/100 != 2 {
-		return nil, fmt.Errorf("RabbitMQ answers %d: %s", a.status, a.Bytes())
+	if l.broker.HTTPHandler().ServeHTTP(w, r); w.Code >= 300 {
+		return nil, fmt.Errorf("RabbitMQ answers %d: %s", w.Code, w.Body)
 	}
-	return a.Bytes(), nil
+	return w.Body.Bytes(), nil
 }
-
-// answer is what an HTTP handler writes.
-type answer struct {
-	bytes.Buffer
-	header http.Header
-	status int
-}
-
-func (a *answer) Header() http.Header {
-	if a.header == nil {
-		a.header = http.Header{}
-	}
-	return a.header
-}
-
-func (a *answer) WriteHeader(status int) { a.status = status }

@@ -1,15 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/hopback/hopback/argument"
-	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -45,58 +46,36 @@ const (
 	maxTimes  = 100
 )
 
+var stepForm = regexp.MustCompile(`^(?:slow (\S+) ?)?(?:(succeed|permanent|panic|crash)|(fail)(?: (\S+))?|(after) (\S+))?$`)
+
 // parseScript reads a script, such as "fail 2, slow 5s, panic, succeed": one step for each attempt, and the last
 // one repeats. A malformed script is an *argument.Error.
 func parseScript(text string) (steps []step, err error) {
-	bad := func(value any, problem string) error {
-		return argument.New("handler", value, problem, "write the steps of its attempts as fail 2, slow 5s, after 30s, permanent, crash, panic, succeed")
+	bad := func(value any, problem string) ([]step, error) {
+		return nil, argument.New("handler", value, problem, "write the steps of its attempts as fail 2, slow 5s, after 30s, permanent, crash, panic, succeed")
 	}
-	if len(text) > maxScript {
-		return nil, bad(nil, fmt.Sprintf("has more than %d bytes", maxScript))
+	if len(text) > maxScript || strings.Count(text, ",") >= maxSteps {
+		return bad(nil, fmt.Sprintf("has more than %d bytes or %d steps", maxScript, maxSteps))
 	}
 	for part := range strings.SplitSeq(text, ",") {
-		s, words := step{times: 1}, strings.Fields(part)
-		length := func() (d time.Duration) {
-			if len(words) > 1 {
-				d, err = time.ParseDuration(words[1])
-			}
-			if len(words) < 2 || err != nil || d < time.Millisecond || d > maxDelay {
-				err = bad(strings.TrimSpace(part), "needs a time between 1ms and 720h")
-			}
-			words = words[min(2, len(words)):]
-			return d
+		part = strings.Join(strings.Fields(part), " ")
+		m := stepForm.FindStringSubmatch(part)
+		if part == "" || m == nil {
+			return bad(part, "isn't a step")
 		}
-		if len(words) > 0 && words[0] == "slow" {
-			if s.slow = length(); len(words) == 0 {
-				words = []string{"succeed"}
-			}
+		s := step{do: cmp.Or(m[2], m[3], m[5], "succeed")}
+		if s.times, err = strconv.Atoi(cmp.Or(m[4], "1")); err != nil || s.times < 1 || s.times > maxTimes {
+			return bad(part, fmt.Sprintf("isn't from 1 to %d times", maxTimes))
 		}
-		if err == nil && len(words) > 0 {
-			switch s.do = words[0]; s.do {
-			case "after":
-				s.wait = length()
-			case "fail":
-				if len(words) > 1 {
-					if s.times, _ = strconv.Atoi(words[1]); s.times < 1 || s.times > maxTimes {
-						err = bad(strings.TrimSpace(part), fmt.Sprintf("doesn't fail from 1 to %d times", maxTimes))
-					}
-					words = words[1:]
-				}
-				words = words[1:]
-			case "succeed", "permanent", "panic", "crash":
-				words = words[1:]
+		for i, d := range map[int]*time.Duration{1: &s.slow, 6: &s.wait} {
+			if *d, err = time.ParseDuration(cmp.Or(m[i], "1ms")); err != nil || *d < time.Millisecond || *d > maxDelay {
+				return bad(part, "needs a time between 1ms and 720h")
 			}
-		}
-		switch {
-		case err != nil:
-			return nil, err
-		case s.do == "" || len(words) > 0:
-			return nil, bad(strings.TrimSpace(part), "isn't a step")
+			if m[i] == "" {
+				*d = 0
+			}
 		}
 		steps = append(steps, s)
-	}
-	if len(steps) > maxSteps {
-		return nil, bad(nil, fmt.Sprintf("has more than %d steps", maxSteps))
 	}
 	return steps, nil
 }
@@ -114,7 +93,7 @@ const (
 )
 
 // run does what the script says for the attempt in ctx.
-func (l *lab) run(ctx context.Context, _ *client.Delivery) error {
+func (l *lab) run(ctx context.Context) error {
 	attempt, s := retry.Attempt(ctx), step{}
 	for _, s = range l.steps {
 		if attempt -= s.times; attempt <= 0 {
@@ -138,7 +117,7 @@ func (l *lab) run(ctx context.Context, _ *client.Delivery) error {
 	case "panic":
 		panic(textPanic)
 	case "crash":
-		l.cutWorker()
+		l.cut()
 		return errCrash
 	}
 	return nil
@@ -162,19 +141,19 @@ func (s step) code() string {
 
 // scriptCode is the body of the handler in Go.
 func scriptCode(steps []step) string {
-	last := len(steps) - 1
-	if last == 0 {
+	if len(steps) == 1 {
 		return steps[0].code()
 	}
-	var b strings.Builder
-	b.WriteString("switch attempt := retry.Attempt(ctx); {\n")
-	attempt := 0
-	for _, s := range steps[:last] {
+	text, attempt := "switch attempt := retry.Attempt(ctx); {\n", 0
+	for i, s := range steps {
 		attempt += s.times
-		fmt.Fprintf(&b, "case attempt <= %d:\n%s\n", attempt, indented(s.code()))
+		when := fmt.Sprintf("case attempt <= %d", attempt)
+		if i == len(steps)-1 {
+			when = "default"
+		}
+		text += when + ":\n" + indented(s.code()) + "\n"
 	}
-	fmt.Fprintf(&b, "default:\n%s\n}", indented(steps[last].code()))
-	return b.String()
+	return text + "}"
 }
 
 func indented(text string) string { return "\t" + strings.ReplaceAll(text, "\n", "\n\t") }

@@ -41,7 +41,6 @@ const (
 // lab is a RabbitMQ in memory with a publisher and a worker, and what happened to their messages.
 // The page and the tests run the same one: everything in it is the product's own code.
 type lab struct {
-	settings settings
 	policy   retry.Policy
 	topology declare.Topology
 	steps    []step
@@ -49,8 +48,10 @@ type lab struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
-	broker  *hopbacktest.Broker // nil if the lab uses another one
+	broker  *hopbacktest.Broker
 	url     string
+	dial    func(ctx context.Context, network, address string) (net.Conn, error)
+	cut     func() // cuts the worker's connection, as a crash of its process does; the client reconnects
 	logger  *slog.Logger
 	conn    *client.Conn
 	publish *client.Publisher[string]
@@ -65,7 +66,6 @@ type lab struct {
 	entries  int        // of all messages
 	lines    []string   // what the client and the lab have logged, at most maxLines
 	foreign  []string   // the exchanges that the foreign queue is bound to
-	wires    []net.Conn // of the worker
 	stop     func()     // stops the worker; nil if none runs
 	alarm    bool
 	err      error // why the lab can't continue
@@ -94,48 +94,57 @@ type entry struct {
 	Text  string `json:"text,omitempty"`
 }
 
-// newLab starts one with its own broker, or on the one at a URL if that isn't "". Bad settings are an *argument.Error.
-func newLab(ctx context.Context, s settings, url string) (*lab, error) {
-	policy, err := s.policy()
+// newLab starts one. Bad settings are an *argument.Error.
+func newLab(ctx context.Context, s settings) (*lab, error) {
+	l, err := prepare(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	steps, err := parseScript(s.Handler)
-	if err != nil {
+	if l.broker, err = hopbacktest.New(hopbacktest.Config{MaxEvents: maxEvents}); err != nil {
 		return nil, err
 	}
-	topology, err := retry.Topology(policy, declare.QuorumQueue{Name: workQueue, DeliveryLimit: limit})
-	if err != nil {
-		return nil, err
-	}
-	l := &lab{settings: s, policy: policy, topology: topology, steps: steps, url: url, byID: map[string]*message{}, began: time.Now()}
-	l.logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			return slog.Attr{} // the line has the lab's
+	l.broker.SetLatency(latency)
+	l.url, l.dial = l.broker.URL(), l.broker.Dial
+	l.cut = func() {
+		for _, c := range l.broker.Connections() {
+			if strings.HasPrefix(c.Info().Container, workerName) {
+				c.Cut()
+			}
 		}
-		return a
-	}}))
-	if url == "" {
-		if l.broker, err = hopbacktest.New(hopbacktest.Config{MaxEvents: maxEvents}); err != nil {
-			return nil, err
-		}
-		l.broker.SetLatency(latency)
-		l.url = l.broker.URL()
 	}
-	l.ctx, l.cancel = context.WithCancel(ctx)
-	if err := l.connect(); err != nil {
+	start, cancel := context.WithTimeout(l.ctx, startTimeout)
+	defer cancel()
+	if err = l.connect(start); err == nil {
+		l.startWorker()
+		// The first message doesn't wait for the worker.
+		err = l.broker.Queue(workQueue).Await(start, func(c hopbacktest.Counts) bool { return c.Consumers > 0 })
+	}
+	if err == nil {
+		l.exported, err = l.definitions(http.MethodGet, nil)
+	}
+	if err != nil {
 		l.close()
 		return nil, err
 	}
-	l.startWorker()
-	if l.broker != nil { // so that the first message doesn't wait for the worker
-		start, cancel := context.WithTimeout(ctx, startTimeout)
-		defer cancel()
-		if err := l.broker.Queue(workQueue).Await(start, func(c hopbacktest.Counts) bool { return c.Consumers > 0 }); err != nil {
-			l.close()
-			return nil, err
-		}
+	return l, nil
+}
+
+// prepare returns a lab without a broker.
+func prepare(ctx context.Context, s settings) (l *lab, err error) {
+	l = &lab{byID: map[string]*message{}, began: time.Now()}
+	if l.policy, _, l.steps, err = s.parse(); err != nil {
+		return nil, err
 	}
+	if l.topology, err = retry.Topology(l.policy, declare.QuorumQueue{Name: workQueue, DeliveryLimit: limit}); err != nil {
+		return nil, err
+	}
+	l.logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			a = slog.Attr{} // the line has the lab's
+		}
+		return a
+	}}))
+	l.ctx, l.cancel = context.WithCancel(ctx)
 	return l, nil
 }
 
@@ -148,43 +157,19 @@ func (l *lab) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// dial connects to the broker's network. The worker's connections can be cut.
-func (l *lab) dial(ctx context.Context, network, address string, cut bool) (c net.Conn, err error) {
-	if l.broker != nil {
-		c, err = l.broker.Dial(ctx, network, address)
-	} else {
-		c, err = new(net.Dialer).DialContext(ctx, network, address)
-	}
-	if err == nil && cut {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.wires = append(l.wires, c)
-	}
-	return c, err
-}
-
-func (l *lab) open(name string) (*client.Conn, error) {
-	ctx, cancel := context.WithTimeout(l.ctx, startTimeout)
-	defer cancel()
-	return client.Connect(ctx, l.url, client.Config{Name: name, Logger: l.logger, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-		return l.dial(ctx, network, address, name == workerName)
-	}})
+func (l *lab) open(ctx context.Context, name string) (*client.Conn, error) {
+	return client.Connect(ctx, l.url, client.Config{Name: name, Logger: l.logger, Dial: l.dial})
 }
 
 // connect declares the topology, and opens the publisher.
-func (l *lab) connect() (err error) {
-	if l.conn, err = l.open("publisher"); err != nil {
+func (l *lab) connect(ctx context.Context) (err error) {
+	if l.conn, err = l.open(ctx, "publisher"); err != nil {
 		return err
 	}
-	if _, err := declare.Apply(l.ctx, l.conn.Management(), l.topology); err != nil {
+	if err := l.apply(ctx); err != nil {
 		return err
 	}
-	if l.broker != nil {
-		if l.exported, err = l.definitions(l.ctx, http.MethodGet, nil); err != nil {
-			return err
-		}
-	}
-	l.publish, err = client.NewPublisher[string](l.ctx, l.conn, address.Queue(workQueue), client.PublisherConfig{})
+	l.publish, err = client.NewPublisher[string](ctx, l.conn, address.Queue(workQueue), client.PublisherConfig{})
 	return err
 }
 
@@ -194,13 +179,17 @@ func (l *lab) close() {
 	l.cancel()
 	l.wg.Wait()
 	if l.conn != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
-		_ = l.conn.Close(ctx)
+		closeConn(l.conn)
 	}
 	if l.broker != nil {
 		l.broker.Close()
 	}
+}
+
+func closeConn(conn *client.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	_ = conn.Close(ctx)
 }
 
 // startWorker starts a worker if none runs.
@@ -221,15 +210,11 @@ func (l *lab) startWorker() {
 }
 
 func (l *lab) work(ctx context.Context) error {
-	conn, err := l.open(workerName)
+	conn, err := l.open(ctx, workerName)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
-		_ = conn.Close(ctx)
-	}()
+	defer closeConn(conn)
 	return conn.Consume(ctx, workQueue, retry.With(l.policy)(client.HandlerFunc(l.handle)), client.ConsumerConfig{})
 }
 
@@ -241,17 +226,6 @@ func (l *lab) stopWorker() {
 		l.stop()
 		l.stop = nil
 	}
-}
-
-// cutWorker cuts the worker's connections, as a crash of its process or of the network does. The
-// client reconnects.
-func (l *lab) cutWorker() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, c := range l.wires {
-		_ = c.Close()
-	}
-	l.wires = nil
 }
 
 // send publishes a body n times, and returns before the broker has confirmed it. What is beyond the
@@ -279,18 +253,9 @@ func (l *lab) send(body string, n int) error {
 			out.Properties.MessageID = sent[next].ID
 			next++
 		})
-		failed := map[int]error{}
-		if batch := new(client.BatchError); errors.As(err, &batch) {
+		if batch := new(client.BatchError); errors.As(err, &batch) && l.ctx.Err() == nil {
 			for _, f := range batch.Failed {
-				failed[f.Index] = f.Err
-			}
-		}
-		for i, m := range sent {
-			switch {
-			case failed[i] != nil && l.ctx.Err() == nil:
-				l.note(m.ID, "refused", failed[i].Error())
-			case failed[i] == nil && l.broker == nil:
-				l.note(m.ID, "published", "")
+				l.note(sent[f.Index].ID, "refused", f.Err.Error())
 			}
 		}
 	})
@@ -315,7 +280,7 @@ func (l *lab) handle(ctx context.Context, d *client.Delivery) (err error) {
 			l.note(id, "succeeded", attempt)
 		}
 	}()
-	return l.run(ctx, d)
+	return l.run(ctx)
 }
 
 // note adds a result, which catchUp puts between the events of the broker. To catch up here, for each attempt, would take
@@ -335,10 +300,7 @@ func (l *lab) since(t time.Time) int64 { return t.Sub(l.began).Milliseconds() }
 
 // catchUp adds the broker's new events to the histories. The caller holds mu.
 func (l *lab) catchUp() {
-	var events []hopbacktest.Event
-	if l.broker != nil && l.err == nil {
-		events = l.broker.EventsAfter(l.read)
-	}
+	events := l.broker.EventsAfter(l.read)
 	if len(events) > 0 && events[0].Number > l.read+1 || l.entries > maxEntries {
 		l.err = errors.New("this run has too many events to show; start again")
 		return
@@ -346,19 +308,16 @@ func (l *lab) catchUp() {
 	for _, e := range events {
 		l.read = e.Number
 		at := l.since(e.Time)
-		if e.Kind == "queue deleted" {
-			for _, m := range l.messages {
-				if slices.Contains(m.queues, e.Queue) {
-					m.add(e, at)
-					l.entries++
-				}
-			}
-			continue
-		}
 		id, _ := e.MessageID.(string)
-		if m := l.byID[id]; m != nil {
-			m.add(e, at)
-			l.entries++
+		of := []*message{l.byID[id]}
+		if e.Kind == "queue deleted" {
+			of = l.messages
+		}
+		for _, m := range of {
+			if m != nil && (e.MessageID != nil || slices.Contains(m.queues, e.Queue)) {
+				m.add(e, at)
+				l.entries++
+			}
 		}
 	}
 	for _, m := range l.noted {
@@ -411,11 +370,8 @@ func (m *message) add(e hopbacktest.Event, at int64) {
 	case "accepted", "dropped", "queue deleted":
 		gone = e.Queue
 	}
-	for i, q := range m.queues {
-		if q == gone {
-			m.queues = slices.Delete(m.queues, i, i+1)
-			break
-		}
+	if i := slices.Index(m.queues, gone); i >= 0 {
+		m.queues = slices.Delete(m.queues, i, i+1)
 	}
 	m.Where = ""
 	for _, q := range m.queues {
@@ -440,17 +396,16 @@ func (m *message) add(e hopbacktest.Event, at int64) {
 // explain adds to dead letters why they are. The caller holds mu.
 func (l *lab) explain(messages []*message) {
 	for _, m := range messages {
-		if m.State != "dead" || m.reasoned || l.broker == nil {
-			continue
-		}
-		if dead, ok := l.broker.Queue(deadQueue).Message(m.ID); ok && dead.Message != nil {
-			m.dead(dead.Message)
+		if m.State == "dead" && !m.reasoned {
+			if dead, ok := l.broker.Queue(deadQueue).Message(m.ID); ok && dead.Message != nil {
+				m.explain(dead.Message)
+			}
 		}
 	}
 }
 
-func (m *message) dead(letter *client.Message) {
-	m.State, m.reasoned = "dead", true
+func (m *message) explain(letter *client.Message) {
+	m.reasoned = true
 	why := retry.DeadLetterOf(letter)
 	text := "reason: " + string(why.Reason)
 	if why.Error != "" {

@@ -5,9 +5,7 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"embed"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -15,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 )
 
 // static are the files that are copied unchanged.
@@ -30,34 +27,11 @@ const programName = "playground.wasm"
 
 func main() {
 	to := flag.String("o", filepath.Join("bin", "site"), "`folder` to write")
-	run := flag.String("run", "", "run a message with these `settings`, in JSON as the page's, and print its history as a client sees it; writes no folder")
-	broker := flag.String("broker", "", "`URL` of the broker for -run (default the one in memory)")
 	flag.Parse()
-	err := error(nil)
-	if *run != "" {
-		err = observeTo(os.Stdout, *run, *broker)
-	} else {
-		err = build(*to, os.Stdout)
-	}
-	if err != nil {
+	if err := build(*to, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "playground:", err)
 		os.Exit(1)
 	}
-}
-
-// observeTo prints what observe returns.
-func observeTo(out io.Writer, text, url string) error {
-	var s settings
-	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	history, err := observe(ctx, s, url)
-	if err == nil {
-		_, err = io.WriteString(out, history)
-	}
-	return err
 }
 
 // build writes the site to a folder. It runs in the module's folder.
@@ -74,7 +48,7 @@ func build(to string, log io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := write(to, e.Name(), text); err != nil {
+		if err := os.WriteFile(filepath.Join(to, e.Name()), text, 0o644); err != nil {
 			return err
 		}
 	}
@@ -86,7 +60,7 @@ func build(to string, log io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := write(to, "wasm_exec.js", runtime); err != nil {
+	if err := os.WriteFile(filepath.Join(to, "wasm_exec.js"), runtime, 0o644); err != nil {
 		return err
 	}
 	if _, err := output([]string{"GOOS=js", "GOARCH=wasm", "GOFLAGS="}, "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(to, programName), "github.com/hopback/hopback/operate/playground"); err != nil {
@@ -116,10 +90,6 @@ func output(env []string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-func write(folder, name string, text []byte) error {
-	return os.WriteFile(filepath.Join(folder, name), text, 0o644)
-}
-
 // compress writes a file with gzip next to it, for servers that send that.
 func compress(name string) (size, compressed int, err error) {
 	text, err := os.ReadFile(name)
@@ -127,15 +97,8 @@ func compress(name string) (size, compressed int, err error) {
 		return 0, 0, err
 	}
 	var b bytes.Buffer
-	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
-	if err != nil {
-		return 0, 0, err
-	}
-	if _, err := z.Write(text); err != nil {
-		return 0, 0, err
-	}
-	if err := z.Close(); err != nil {
-		return 0, 0, err
-	}
+	z, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // there is this level, and a buffer accepts all
+	_, _ = z.Write(text)
+	_ = z.Close()
 	return len(text), b.Len(), os.WriteFile(name+".gz", b.Bytes(), 0o644)
 }

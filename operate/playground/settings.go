@@ -44,44 +44,34 @@ const (
 	maxText    = 200 // bytes of Delays
 )
 
-// delays parses Delays.
-func (s settings) delays() ([]time.Duration, error) {
-	const remedy = "write them as 10s 1m 5m"
-	if len(s.Delays) > maxText {
-		return nil, argument.New("delays", nil, fmt.Sprintf("has more than %d bytes", maxText), remedy)
+// parse returns the retry policy that the settings stand for, its delays, and the handler's steps. Bad settings are an
+// *argument.Error.
+func (s settings) parse() (p retry.Policy, delays []time.Duration, steps []step, err error) {
+	bad := func(problem string, value any) (retry.Policy, []time.Duration, []step, error) {
+		return p, nil, nil, argument.New("delays", value, problem, "write them as 10s 1m 5m")
 	}
-	var all []time.Duration
+	if len(s.Delays) > maxText {
+		return bad(fmt.Sprintf("has more than %d bytes", maxText), nil)
+	}
 	for text := range strings.FieldsSeq(strings.ReplaceAll(s.Delays, ",", " ")) {
 		d, err := time.ParseDuration(text)
-		if err != nil {
-			return nil, argument.New("delays", text, "isn't a duration", remedy)
+		if err != nil || d < time.Second || d > maxDelay {
+			return bad("isn't a duration from 1s to 720h", text)
 		}
-		if d < time.Second || d > maxDelay {
-			return nil, argument.New("delays", text, "isn't between 1s and 720h", remedy)
-		}
-		all = append(all, d)
+		delays = append(delays, d)
 	}
-	if len(all) == 0 || len(all) > maxDelays {
-		return nil, argument.New("delays", nil, fmt.Sprintf("has %d of them, and may have from 1 to %d", len(all), maxDelays), remedy)
-	}
-	return all, nil
-}
-
-// policy is the retry policy that the settings stand for. Go code of it is in code.go.
-func (s settings) policy() (retry.Policy, error) {
-	delays, err := s.delays()
-	if err != nil {
-		return retry.Policy{}, err
-	}
-	if _, err := parseScript(s.Handler); err != nil {
-		return retry.Policy{}, err
+	if len(delays) == 0 || len(delays) > maxDelays {
+		return bad(fmt.Sprintf("has %d of them, and may have from 1 to %d", len(delays), maxDelays), nil)
 	}
 	if s.MaxRetries < 0 || s.MaxRetries > maxRetries {
-		return retry.Policy{}, argument.New("retries", s.MaxRetries, fmt.Sprintf("isn't between 0 and %d", maxRetries), "choose fewer")
+		return p, nil, nil, argument.New("retries", s.MaxRetries, fmt.Sprintf("isn't between 0 and %d", maxRetries), "choose fewer")
 	}
-	p := retry.Policy{Strategy: s.each()[0].Strategy, MaxRetries: s.MaxRetries, Backoff: retry.Delays(delays...), Worker: "worker"}
+	if steps, err = parseScript(s.Handler); err != nil {
+		return p, nil, nil, err
+	}
+	p = retry.Policy{Strategy: s.each()[0].Strategy, MaxRetries: s.MaxRetries, Backoff: retry.Delays(delays...), Worker: "worker"}
 	if s.MaxRetries == 0 {
 		p.MaxRetries = retry.NoRetries
 	}
-	return p, p.Validate()
+	return p, delays, steps, p.Validate()
 }

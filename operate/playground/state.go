@@ -115,7 +115,7 @@ const (
 )
 
 // state returns what the page shows. encode is called while nothing changes.
-func (l *lab) state(selected string, newest int, encode func(state) string) string {
+func (l *lab) state(selected string, newest int, encode func(state) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.catchUp()
