@@ -355,7 +355,11 @@ func (m *message) result() {
 func (m *message) add(e hopbacktest.Event, at int64) {
 	// What a handler did with a delivery came before the broker's next event. Not every delivery reaches the handler: a
 	// message may pass several delay queues for one retry.
-	for m.delivered && len(m.results) > 0 && m.results[0].At <= at+clockError {
+	until := at + clockError
+	if e.Kind == "returned" || e.Kind == "delivered" {
+		until = at - clockError // a result at this time is that of the next delivery
+	}
+	for m.delivered && len(m.results) > 0 && m.results[0].At <= until {
 		m.result()
 	}
 	m.delivered = e.Kind == "delivered"

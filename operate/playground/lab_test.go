@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -57,7 +58,14 @@ func settled(t *testing.T, l *lab) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
 	defer cancel()
-	time.Sleep(time.Second) // what was sent has passed the network
+	for arrived := false; !arrived; { // or was refused
+		time.Sleep(time.Second)
+		require.NoError(t, ctx.Err())
+		l.mu.Lock()
+		l.catchUp()
+		arrived = !slices.ContainsFunc(l.messages, func(m *message) bool { return m.State == "" })
+		l.mu.Unlock()
+	}
 	require.NoError(t, l.broker.AwaitSettled(ctx))
 	require.NoError(t, l.err)
 }
@@ -163,6 +171,66 @@ func TestState(t *testing.T) {
 	})
 }
 
+// With 10,000 messages, what the page gets ten times a second stays small, and a run of it stays complete.
+func TestTenThousandMessages(t *testing.T) {
+	t.Parallel()
+	for strategy, handler := range map[retry.Strategy]string{retry.StrategyRepublish: "fails", retry.StrategyDeadLetter: "always", retry.StrategyNative: "fails"} {
+		inLab(t, scenario(strategy, handler), func(t *testing.T, l *lab) {
+			require.NoError(t, l.send("x", maxMessages))
+			largest, done := 0, 0
+			for end := time.Now().Add(time.Hour); done < maxMessages; time.Sleep(100 * time.Millisecond) {
+				require.True(t, time.Now().Before(end), "%d are done", done)
+				_ = l.state("1", shownMessages, func(s state) error {
+					require.Empty(t, s.Error)
+					largest, done = max(largest, len(mustJSON(t, s))), s.Handled+s.Dead
+					return nil
+				})
+			}
+			t.Logf("%s: a state has at most %d bytes", strategy, largest)
+			assert.Less(t, largest, 32<<10)
+			attempts := 0
+			for _, m := range l.messages {
+				for _, e := range m.Entries {
+					if e.Kind == "succeeded" || e.Kind == "failed" {
+						attempts++
+					}
+				}
+			}
+			assert.Equal(t, 3*maxMessages, attempts)
+		})
+	}
+}
+
+// Each strategy alone and next to the others has the same history.
+func TestSideBySide(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		all := scenario(sideBySide, "always").each()
+		var labs []*lab
+		for _, s := range all {
+			l, err := newLab(t.Context(), s)
+			require.NoError(t, err)
+			defer l.close()
+			labs = append(labs, l)
+		}
+		for _, l := range labs {
+			require.NoError(t, l.send("first", 1))
+		}
+		for i, l := range labs {
+			settled(t, l)
+			assert.Equal(t, strategies[i], l.policy.Strategy)
+			want, err := os.ReadFile(filepath.Join("testdata", "history", string(strategies[i])+"-always.txt"))
+			require.NoError(t, err)
+			assert.Equal(t, string(want), l.history())
+		}
+	})
+	code, err := scenario(sideBySide, "always").code()
+	require.NoError(t, err)
+	alone, err := scenario(retry.StrategyRepublish, "always").code()
+	require.NoError(t, err)
+	assert.Equal(t, alone, code)
+}
+
 // Each queue and exchange of the drawing is in the topology, and each arrow has two ends.
 func TestDrawing(t *testing.T) {
 	t.Parallel()
@@ -246,8 +314,12 @@ func TestCode(t *testing.T) {
 	}
 	files := token.NewFileSet()
 	check := types.Config{Importer: importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })}
-	for i, h := range handlers {
-		s := scenario(strategies[i%len(strategies)], h.Name)
+	names := []string{"fail 2, slow 5s, panic, succeed", "slow 1m30s fail, slow 1ms panic, after 3s, slow 1h crash, permanent", "crash, panic", "slow 2s permanent, slow 3s after 4s, fail 100"}
+	for _, h := range handlers {
+		names = append(names, h.Name)
+	}
+	for i, name := range names {
+		s := scenario(strategies[i%len(strategies)], name)
 		s.Delays = "1s, 90s 1h 1m30.5s"
 		s.MaxRetries = i % 3
 		text, err := s.code()
@@ -255,7 +327,7 @@ func TestCode(t *testing.T) {
 		formatted, err := format.Source([]byte(text))
 		require.NoError(t, err, text)
 		assert.Equal(t, string(formatted), text)
-		file, err := parser.ParseFile(files, h.Name+".go", text, 0)
+		file, err := parser.ParseFile(files, name+".go", text, 0)
 		require.NoError(t, err)
 		_, err = check.Check("main", files, []*ast.File{file}, nil)
 		require.NoError(t, err, text)

@@ -39,6 +39,7 @@ const (
 	deadExchange    = "dead_letter_exchange"
 	givenUpExchange = "given_up_exchange"
 	returnExchange  = "return_exchange"
+	parkingQueue    = "parking_queue"
 )
 
 // draw draws the lab's topology, and whether the broker has its queues. Edges are its bindings and dead-letter
@@ -84,6 +85,10 @@ func (l *lab) draw() drawing {
 		l.foreign = nil
 	}
 	add(deadQueue, "queue", "dead", 3)
+	if l.broker.Queue(parkingQueue).Counts().Messages > 0 { // what couldn't return
+		add(parkingQueue, "queue", "dead", 3)
+		d.Edges = append(d.Edges, edge{back, parkingQueue, "dead"})
+	}
 	return d
 }
 
