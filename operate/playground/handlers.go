@@ -80,8 +80,8 @@ func parseScript(text string) (steps []step, err error) {
 	return steps, nil
 }
 
-// errCrash is the result of a handler whose worker crashes. Nothing of it reaches the broker, since its
-// connection is cut.
+// errCrash is the result of a handler whose worker crashes. Nothing of it reaches the broker, since handle cuts
+// the connection.
 var errCrash = errors.New("its process is gone")
 
 // The errors of handlers. The program on the page has the same ones.
@@ -117,7 +117,6 @@ func (l *lab) run(ctx context.Context) error {
 	case "panic":
 		panic(textPanic)
 	case "crash":
-		l.cut()
 		return errCrash
 	}
 	return nil

@@ -273,6 +273,7 @@ func (l *lab) handle(ctx context.Context, d *client.Delivery) (err error) {
 			panic(v)
 		case errors.Is(err, errCrash):
 			l.note(id, "crashed", attempt+": "+err.Error())
+			l.cut()
 			err = client.Requeue{}
 		case err != nil:
 			l.note(id, "failed", attempt+": "+err.Error())
@@ -355,11 +356,14 @@ func (m *message) result() {
 func (m *message) add(e hopbacktest.Event, at int64) {
 	// What a handler did with a delivery came before the broker's next event. Not every delivery reaches the handler: a
 	// message may pass several delay queues for one retry.
-	until := at + clockError
-	if e.Kind == "returned" || e.Kind == "delivered" {
-		until = at - clockError // a result at this time is that of the next delivery
-	}
-	for m.delivered && len(m.results) > 0 && m.results[0].At <= until {
+	for m.delivered && len(m.results) > 0 {
+		r, until := m.results[0], at+clockError
+		if r.Kind != "crashed" && (e.Kind == "returned" || e.Kind == "delivered") {
+			until = at - clockError // a result at this time is that of the next delivery
+		}
+		if r.At > until {
+			break
+		}
 		m.result()
 	}
 	m.delivered = e.Kind == "delivered"

@@ -107,6 +107,7 @@ func TestACrashingWorker(t *testing.T) {
 			history := l.history()
 			assert.Equal(t, limit+1, strings.Count(history, "crashed"), history)
 			assert.Contains(t, history, "reason: delivery-limit")
+			assert.Regexp(t, `(?s)delivered +orders\n[^\n]+crashed[^\n]+\n[^\n]+returned`, history)
 			assert.NotContains(t, history, "delay_", "a crashed process publishes no copy")
 		})
 	}
