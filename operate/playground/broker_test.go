@@ -77,6 +77,7 @@ func seenOn(t *testing.T, s settings, url string) string {
 	defer cancel()
 	l, err := prepare(ctx, s)
 	require.NoError(t, err)
+	l.broker = hopbacktest.Start(t, hopbacktest.Config{}) // which nobody uses
 	defer l.close()
 	var mu sync.Mutex
 	var wires []net.Conn

@@ -9,12 +9,21 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// program is the Go program that the settings stand for. Its places are the imports, the policy, and the
+// program is the Go program that the settings stand for. Its places are an import, the policy, and the
 // handler's body.
 const program = `package main
 
 import (
-%s)
+	"context"
+%s	"log"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -54,46 +63,34 @@ func (s settings) code() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	body := indented(scriptCode(steps))
-	var policy strings.Builder
+	body, policy, errorsImport := indented(scriptCode(steps)), "", ""
 	if name := map[retry.Strategy]string{retry.StrategyDeadLetter: "StrategyDeadLetter", retry.StrategyNative: "StrategyNative"}[s.Strategy]; name != "" {
-		fmt.Fprintf(&policy, "\t\tStrategy:   retry.%s,\n", name)
+		policy = "\t\tStrategy:   retry." + name + ",\n"
+	}
+	if strings.Contains(body, "errors.") {
+		errorsImport = "\t\"errors\"\n"
 	}
 	retries := strconv.Itoa(s.MaxRetries)
 	if s.MaxRetries == 0 {
 		retries = "retry.NoRetries"
 	}
-	fmt.Fprintf(&policy, "\t\tMaxRetries: %s,\n", retries)
 	var list []string
 	for _, d := range delays {
 		list = append(list, goDuration(d))
 	}
-	fmt.Fprintf(&policy, "\t\tBackoff:    retry.Delays(%s),\n", strings.Join(list, ", "))
-
-	var imports strings.Builder
-	for _, name := range []string{"context", "errors", "log", "os", "os/signal", "time"} {
-		if name != "errors" || strings.Contains(body, "errors.") {
-			fmt.Fprintf(&imports, "\t%q\n", name)
-		}
-	}
-	imports.WriteByte('\n')
-	for _, name := range []string{"client", "declare", "retry"} {
-		fmt.Fprintf(&imports, "\t%q\n", "github.com/hopback/hopback/"+name)
-	}
-	return fmt.Sprintf(program, imports.String(), policy.String(), body), nil
+	policy += fmt.Sprintf("\t\tMaxRetries: %s,\n\t\tBackoff:    retry.Delays(%s),\n", retries, strings.Join(list, ", "))
+	return fmt.Sprintf(program, errorsImport, policy, body), nil
 }
 
 // goDuration is a duration as Go code.
 func goDuration(d time.Duration) string {
-	for _, u := range []struct {
-		unit time.Duration
-		name string
-	}{{time.Hour, "Hour"}, {time.Minute, "Minute"}, {time.Second, "Second"}, {time.Millisecond, "Millisecond"}, {time.Microsecond, "Microsecond"}} {
-		if d%u.unit == 0 {
-			if d == u.unit {
-				return "time." + u.name
-			}
-			return fmt.Sprintf("%d*time.%s", d/u.unit, u.name)
+	for i, unit := range []time.Duration{time.Hour, time.Minute, time.Second, time.Millisecond, time.Microsecond} {
+		name := []string{"Hour", "Minute", "Second", "Millisecond", "Microsecond"}[i]
+		if d == unit {
+			return "time." + name
+		}
+		if d%unit == 0 {
+			return fmt.Sprintf("%d*time.%s", d/unit, name)
 		}
 	}
 	return fmt.Sprintf("%d*time.Nanosecond", d)

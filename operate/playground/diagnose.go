@@ -16,7 +16,6 @@ const maxDefinitions = 8 << 20
 // diagnosis is what the page shows of a report. Texts are plain: the page shows them as text.
 type diagnosis struct {
 	Report doctor.Report `json:"report"`
-	Total  string        `json:"total"`
 	// Text is the report as hopback doctor prints it, and Fixes the file with the fixes.
 	Text  string `json:"text"`
 	Fixes string `json:"fixes"`
@@ -50,8 +49,6 @@ func diagnose(ctx context.Context, text []byte) (diagnosis, error) {
 		}
 	}
 	d.Fixes = fixes.String()
-	lines := strings.Split(strings.TrimSpace(d.Text), "\n")
-	d.Total = lines[0] + ". " + lines[len(lines)-1]
 	return d, nil
 }
 

@@ -13,10 +13,9 @@ import (
 )
 
 // show returns what the page shows, a second later.
-func show(l *lab) (s state) {
+func show(l *lab) state {
 	time.Sleep(time.Second)
-	_ = l.state("1", shownMessages, func(now state) error { s = now; return nil })
-	return s
+	return l.state("1", shownMessages)
 }
 
 // drawn returns the drawing's node of a name, or nil.
@@ -54,9 +53,9 @@ func TestDeletingTheWorkQueue(t *testing.T) {
 				s := show(l)
 				assert.True(t, drawn(s, workQueue).Missing)
 				assert.NotContains(t, s.Counts, workQueue)
-				assert.Equal(t, lost, s.Lost)
+				assert.Equal(t, lost, s.States["lost"])
 				require.NoError(t, l.send("nowhere", 1))
-				assert.Equal(t, 1, show(l).Refused)
+				assert.Equal(t, 1, show(l).States["refused"])
 				time.Sleep(20 * time.Second)
 				s = show(l)
 				assert.Equal(t, parked, s.Counts[parkingQueue])
@@ -78,7 +77,7 @@ func TestDeletingTheWorkQueue(t *testing.T) {
 				require.NoError(t, l.send("after", 1))
 				settled(t, l)
 				s = show(l)
-				assert.Equal(t, []int{1, 1, parked}, []int{s.Dead, s.Counts[deadQueue], s.Counts[parkingQueue]}, l.history())
+				assert.Equal(t, []int{1, 1, parked}, []int{s.States["dead"], s.Counts[deadQueue], s.Counts[parkingQueue]}, l.history())
 			})
 		}
 	}
@@ -99,7 +98,7 @@ func TestDeletingADelayQueue(t *testing.T) {
 				assert.Equal(t, map[string]int{workQueue: 1}, s.Counts)
 				assert.Contains(t, strings.Join(s.Lines, "\n"), "the original is kept")
 			} else {
-				assert.Equal(t, 1, s.Dead)
+				assert.Equal(t, 1, s.States["dead"])
 				assert.Contains(t, l.history(), "reason: no-delay-queue")
 			}
 			l.act("import", "")
@@ -107,8 +106,8 @@ func TestDeletingADelayQueue(t *testing.T) {
 			require.NoError(t, l.send("b", 1))
 			settled(t, l)
 			s = show(l)
-			assert.Equal(t, map[retry.Strategy]int{retry.StrategyRepublish: 2, retry.StrategyDeadLetter: 1}[strategy], s.Handled, l.history())
-			assert.Zero(t, s.Lost)
+			assert.Equal(t, map[retry.Strategy]int{retry.StrategyRepublish: 2, retry.StrategyDeadLetter: 1}[strategy], s.States["handled"], l.history())
+			assert.Zero(t, s.States["lost"])
 		})
 	}
 }
@@ -138,12 +137,12 @@ func TestBindingAForeignQueue(t *testing.T) {
 			assert.Equal(t, map[string]int{deadQueue: 2, foreignQueue: 2 * c.copies}, s.Counts, c.exchange)
 			assert.Equal(t, []string{"1", "2"}, s.Dots[foreignQueue])
 			assert.Equal(t, []string{"1", "2"}, s.Dots[deadQueue])
-			assert.Equal(t, 2, s.Dead)
+			assert.Equal(t, 2, s.States["dead"])
 			l.act("delete", foreignQueue)
 			s = show(l)
 			assert.Nil(t, drawn(s, foreignQueue))
 			assert.Equal(t, map[string]int{deadQueue: 2}, s.Counts)
-			assert.Equal(t, []any{2, 0}, []any{s.Dead, s.Lost}, "only the copies are gone")
+			assert.Equal(t, []any{2, 0}, []any{s.States["dead"], s.States["lost"]}, "only the copies are gone")
 		})
 	}
 }

@@ -32,10 +32,27 @@ var handlers = []handler{
 	{"crashes", "crashes its worker each time (a poison message)", "crash"},
 }
 
+// outcomes are what a step can do, in Go, and when it runs.
+var outcomes = map[string]struct {
+	code string
+	run  func(s step) error
+}{
+	"succeed":   {`return nil`, func(step) error { return nil }},
+	"fail":      {`return errors.New("the shop doesn't answer")`, func(step) error { return errors.New("the shop doesn't answer") }},
+	"permanent": {`return retry.Permanent(errors.New("there is no such customer"))`, func(step) error { return retry.Permanent(errors.New("there is no such customer")) }},
+	"after":     {`return retry.After(WAIT, errors.New("429 Too Many Requests"))`, func(s step) error { return retry.After(s.wait, errors.New("429 Too Many Requests")) }},
+	"panic":     {`panic("index out of range")`, func(step) error { panic("index out of range") }},
+	"crash":     {"os.Exit(1) // and something starts the worker again\nreturn nil", func(step) error { return errCrash }},
+}
+
+// errCrash is the result of a handler whose worker crashes. Nothing of it reaches the broker, since handle cuts
+// the connection.
+var errCrash = errors.New("its process is gone")
+
 // step is what a scripted handler does in some attempts of a message.
 type step struct {
 	slow  time.Duration // before the rest; 0 for none
-	do    string        // "succeed", "fail", "permanent", "after", "panic", or "crash"
+	do    string        // one of outcomes
 	times int           // how many attempts do this
 	wait  time.Duration // of "after"
 }
@@ -80,18 +97,6 @@ func parseScript(text string) (steps []step, err error) {
 	return steps, nil
 }
 
-// errCrash is the result of a handler whose worker crashes. Nothing of it reaches the broker, since handle cuts
-// the connection.
-var errCrash = errors.New("its process is gone")
-
-// The errors of handlers. The program on the page has the same ones.
-const (
-	textFail      = "the shop doesn't answer"
-	textPermanent = "there is no such customer"
-	textAfter     = "429 Too Many Requests"
-	textPanic     = "index out of range"
-)
-
 // run does what the script says for the attempt in ctx.
 func (l *lab) run(ctx context.Context) error {
 	attempt, s := retry.Attempt(ctx), step{}
@@ -107,31 +112,12 @@ func (l *lab) run(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	switch s.do {
-	case "fail":
-		return errors.New(textFail)
-	case "permanent":
-		return retry.Permanent(errors.New(textPermanent))
-	case "after":
-		return retry.After(s.wait, errors.New(textAfter))
-	case "panic":
-		panic(textPanic)
-	case "crash":
-		return errCrash
-	}
-	return nil
+	return outcomes[s.do].run(s)
 }
 
 // code is what run does, in Go.
 func (s step) code() string {
-	text := map[string]string{
-		"succeed":   "return nil",
-		"fail":      fmt.Sprintf("return errors.New(%q)", textFail),
-		"permanent": fmt.Sprintf("return retry.Permanent(errors.New(%q))", textPermanent),
-		"after":     fmt.Sprintf("return retry.After(%s, errors.New(%q))", goDuration(s.wait), textAfter),
-		"panic":     fmt.Sprintf("panic(%q)", textPanic),
-		"crash":     "os.Exit(1) // and something starts the worker again\nreturn nil",
-	}[s.do]
+	text := strings.Replace(outcomes[s.do].code, "WAIT", goDuration(s.wait), 1)
 	if s.slow > 0 {
 		text = fmt.Sprintf("select {\ncase <-time.After(%s):\n%s\ncase <-ctx.Done():\n\treturn ctx.Err()\n}", strings.Replace(goDuration(s.slow), "*", " * ", 1), indented(text))
 	}

@@ -28,7 +28,7 @@ const (
 	workerName   = "worker"
 	limit        = 5 // the work queue's delivery limit
 	maxBody      = 64 << 10
-	maxMessages  = 10_000
+	maxMessages  = 10_000  // of a run, with all its labs
 	maxEntries   = 600_000 // of all messages
 	maxEvents    = 200_000 // between two calls of catchUp
 	maxLines     = 12
@@ -59,6 +59,7 @@ type lab struct {
 
 	mu       sync.Mutex
 	read     uint64 // the number of the last of the broker's events that is in messages
+	most     int    // how many messages there may be
 	messages []*message
 	byID     map[string]*message
 	exported []byte     // the broker's definitions when the lab had started
@@ -68,7 +69,7 @@ type lab struct {
 	foreign  []string   // the exchanges that the foreign queue is bound to
 	stop     func()     // stops the worker; nil if none runs
 	alarm    bool
-	err      error // why the lab can't continue
+	problem  string // why the lab can't continue
 }
 
 // message is a published message, and where it is.
@@ -131,28 +132,24 @@ func newLab(ctx context.Context, s settings) (*lab, error) {
 
 // prepare returns a lab without a broker.
 func prepare(ctx context.Context, s settings) (l *lab, err error) {
-	l = &lab{byID: map[string]*message{}, began: time.Now()}
+	l = &lab{most: maxMessages, byID: map[string]*message{}, began: time.Now()}
 	if l.policy, _, l.steps, err = s.parse(); err != nil {
 		return nil, err
 	}
 	if l.topology, err = retry.Topology(l.policy, declare.QuorumQueue{Name: workQueue, DeliveryLimit: limit}); err != nil {
 		return nil, err
 	}
-	l.logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			a = slog.Attr{} // the line has the lab's
-		}
-		return a
-	}}))
+	l.logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	l.ctx, l.cancel = context.WithCancel(ctx)
 	return l, nil
 }
 
-// Write adds a line of the log.
+// Write adds a line of the log, with the lab's time.
 func (l *lab) Write(line []byte) (int, error) {
+	_, text, _ := strings.Cut(strings.TrimSpace(string(line[:min(len(line), 1000)])), " ")
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.lines = append(l.lines, fmt.Sprintf("%.1f s  %s", float64(l.since(time.Now()))/1000, strings.ToValidUTF8(strings.TrimSpace(string(line[:min(len(line), 1000)])), "")))
+	l.lines = append(l.lines, fmt.Sprintf("%.1f s  %s", float64(l.since(time.Now()))/1000, strings.ToValidUTF8(text, "")))
 	l.lines = l.lines[max(0, len(l.lines)-maxLines):]
 	return len(line), nil
 }
@@ -181,9 +178,7 @@ func (l *lab) close() {
 	if l.conn != nil {
 		closeConn(l.conn)
 	}
-	if l.broker != nil {
-		l.broker.Close()
-	}
+	l.broker.Close()
 }
 
 func closeConn(conn *client.Conn) {
@@ -202,20 +197,16 @@ func (l *lab) startWorker() {
 	ctx, cancel := context.WithCancel(l.ctx)
 	l.stop = cancel
 	l.wg.Go(func() {
-		if err := l.work(ctx); err != nil && ctx.Err() == nil {
+		conn, err := l.open(ctx, workerName)
+		if err == nil {
+			defer closeConn(conn)
+			err = conn.Consume(ctx, workQueue, retry.With(l.policy)(client.HandlerFunc(l.handle)), client.ConsumerConfig{})
+		}
+		if err != nil && ctx.Err() == nil {
 			l.stopWorker()
 			l.logger.Error("the worker has stopped", "error", err)
 		}
 	})
-}
-
-func (l *lab) work(ctx context.Context) error {
-	conn, err := l.open(ctx, workerName)
-	if err != nil {
-		return err
-	}
-	defer closeConn(conn)
-	return conn.Consume(ctx, workQueue, retry.With(l.policy)(client.HandlerFunc(l.handle)), client.ConsumerConfig{})
 }
 
 // stopWorker stops the worker if one runs. Its handlers end first.
@@ -236,10 +227,8 @@ func (l *lab) send(body string, n int) error {
 	switch {
 	case len(body) > maxBody:
 		return argument.New("message", nil, fmt.Sprintf("has more than %d bytes", maxBody), "publish a shorter one")
-	case n < 1 || n > maxMessages:
-		return argument.New("number", n, fmt.Sprintf("isn't between 1 and %d", maxMessages), "choose another")
-	case len(l.messages)+n > maxMessages:
-		return argument.New("number", n, fmt.Sprintf("would be more than the %d messages of a run", maxMessages), "publish fewer, or start again")
+	case n < 1 || n > l.most-len(l.messages):
+		return argument.New("number", n, fmt.Sprintf("isn't between 1 and %d, the rest of the %d messages that a run may have", l.most-len(l.messages), l.most), "publish fewer, or start again")
 	}
 	sent := make([]*message, n)
 	for i := range sent {
@@ -303,7 +292,7 @@ func (l *lab) since(t time.Time) int64 { return t.Sub(l.began).Milliseconds() }
 func (l *lab) catchUp() {
 	events := l.broker.EventsAfter(l.read)
 	if len(events) > 0 && events[0].Number > l.read+1 || l.entries > maxEntries {
-		l.err = errors.New("this run has too many events to show; start again")
+		l.problem = "this run has too many events to show; start again"
 		return
 	}
 	for _, e := range events {
@@ -356,14 +345,11 @@ func (m *message) result() {
 func (m *message) add(e hopbacktest.Event, at int64) {
 	// What a handler did with a delivery came before the broker's next event. Not every delivery reaches the handler: a
 	// message may pass several delay queues for one retry.
-	for m.delivered && len(m.results) > 0 {
-		r, until := m.results[0], at+clockError
-		if r.Kind != "crashed" && (e.Kind == "returned" || e.Kind == "delivered") {
-			until = at - clockError // a result at this time is that of the next delivery
-		}
-		if r.At > until {
-			break
-		}
+	until := at + clockError
+	if e.Kind == "returned" || e.Kind == "delivered" {
+		until = at - clockError // a result at this time is that of the next delivery, except for a crash
+	}
+	for m.delivered && len(m.results) > 0 && (m.results[0].At <= until || m.results[0].Kind == "crashed" && m.results[0].At <= at+clockError) {
 		m.result()
 	}
 	m.delivered = e.Kind == "delivered"
@@ -401,13 +387,11 @@ func (m *message) add(e hopbacktest.Event, at int64) {
 	}
 }
 
-// explain adds to dead letters why they are. The caller holds mu.
-func (l *lab) explain(messages []*message) {
-	for _, m := range messages {
-		if m.State == "dead" && !m.reasoned {
-			if dead, ok := l.broker.Queue(deadQueue).Message(m.ID); ok && dead.Message != nil {
-				m.explain(dead.Message)
-			}
+// explain adds to a dead letter why it is one. The caller holds mu.
+func (l *lab) explain(m *message) {
+	if m.State == "dead" && !m.reasoned {
+		if dead, ok := l.broker.Queue(deadQueue).Message(m.ID); ok && dead.Message != nil {
+			m.explain(dead.Message)
 		}
 	}
 }
@@ -428,15 +412,15 @@ func (l *lab) history() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.catchUp()
-	l.explain(l.messages)
 	var b strings.Builder
-	var first int64
-	if len(l.messages) > 0 && len(l.messages[0].Entries) > 0 {
-		first = l.messages[0].Entries[0].At
-	}
+	first := int64(-1)
 	for _, m := range l.messages {
+		l.explain(m)
 		fmt.Fprintf(&b, "message %s\n", m.ID)
 		for _, e := range m.Entries {
+			if first < 0 {
+				first = e.At
+			}
 			fmt.Fprintf(&b, "%s\n", strings.TrimRight(fmt.Sprintf("%9.1fs  %-16s %-12s %s", float64(e.At-first)/1000, e.Kind, e.Queue, e.Text), " "))
 		}
 	}

@@ -56,9 +56,6 @@ func main() {
 	select {}
 }
 
-// nothing is {}.
-type nothing struct{}
-
 func decode(args []js.Value) (s settings, err error) {
 	err = json.Unmarshal([]byte(args[0].String()), &s)
 	return s, err
@@ -89,19 +86,20 @@ func (p *page) start(args []js.Value) (any, error) {
 		p.mu.Unlock()
 		closeAll(labs)
 	}()
-	return nothing{}, nil
+	return struct{}{}, nil
 }
 
 // newLabs starts a lab for each strategy. Their times count from the same moment.
 func newLabs(s settings) (labs []*lab, err error) {
-	for _, s := range s.each() {
+	each := s.each()
+	for _, s := range each {
 		l, err := newLab(context.Background(), s)
 		if err != nil {
 			closeAll(labs)
 			return nil, err
 		}
 		labs = append(labs, l)
-		l.began = labs[0].began
+		l.began, l.most = labs[0].began, maxMessages/len(each)
 	}
 	return labs, nil
 }
@@ -119,27 +117,31 @@ func (p *page) current() (labs []*lab, problem error) {
 	return p.labs, p.problem
 }
 
-func (p *page) send(args []js.Value) (any, error) {
+// each calls a function with each run.
+func (p *page) each(do func(l *lab) error) (any, error) {
 	labs, _ := p.current()
 	for _, l := range labs {
-		if err := l.send(args[0].String(), args[1].Int()); err != nil {
+		if err := do(l); err != nil {
 			return nil, err
 		}
 	}
-	return nothing{}, nil
+	return struct{}{}, nil
+}
+
+func (p *page) send(args []js.Value) (any, error) {
+	return p.each(func(l *lab) error { return l.send(args[0].String(), args[1].Int()) })
+}
+
+func (p *page) act(args []js.Value) (any, error) {
+	return p.each(func(l *lab) error { l.act(args[0].String(), args[1].String()); return nil })
 }
 
 // state is that of each run. Side by side, each one shows fewer messages.
 func (p *page) state(args []js.Value) (any, error) {
 	labs, problem := p.current()
-	all := make([]json.RawMessage, len(labs))
+	all := make([]state, len(labs))
 	for i, l := range labs {
-		if err := l.state(args[0].String(), shownMessages/len(labs), func(s state) (err error) {
-			all[i], err = json.Marshal(s)
-			return err
-		}); err != nil {
-			return nil, err
-		}
+		all[i] = l.state(args[0].String(), shownMessages/len(labs))
 	}
 	return all, problem
 }
@@ -150,12 +152,4 @@ func (p *page) history(args []js.Value) (any, error) {
 		return labs[args[0].Int()].history(), nil
 	}
 	return "", nil
-}
-
-func (p *page) act(args []js.Value) (any, error) {
-	labs, _ := p.current()
-	for _, l := range labs {
-		l.act(args[0].String(), args[1].String())
-	}
-	return nothing{}, nil
 }

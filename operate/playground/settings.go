@@ -11,13 +11,10 @@ import (
 
 // settings are the page's form.
 type settings struct {
-	Strategy retry.Strategy `json:"strategy"`
-	// MaxRetries of 0 means no retries.
-	MaxRetries int `json:"maxRetries"`
-	// Delays are durations with spaces between them, such as "10s 1m".
-	Delays string `json:"delays"`
-	// Handler is a script: see parseScript.
-	Handler string `json:"handler"`
+	Strategy   retry.Strategy `json:"strategy"`
+	MaxRetries int            `json:"maxRetries"` // 0 means no retries
+	Delays     string         `json:"delays"`     // durations with spaces between them, such as "10s 1m"
+	Handler    string         `json:"handler"`    // a script: see parseScript
 }
 
 // strategies are those of the page. With sideBySide, it runs all of them.

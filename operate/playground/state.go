@@ -4,18 +4,17 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/retry"
 )
 
 // node is a box of the drawing.
 type node struct {
-	ID   string `json:"id"`
-	Kind string `json:"kind"` // "queue" or "exchange"
-	Role string `json:"role"` // "work", "delay", "dead", "foreign", or "exchange"
-	// Column is the place in the cycle, from 0.
-	Column int `json:"column"`
-	// Missing reports whether the broker doesn't have this queue.
-	Missing bool `json:"missing"`
+	ID      string `json:"id"`
+	Kind    string `json:"kind"`    // "queue" or "exchange"
+	Role    string `json:"role"`    // "work", "delay", "dead", "foreign", or "exchange"
+	Column  int    `json:"column"`  // the place in the cycle, from 0
+	Missing bool   `json:"missing"` // the broker doesn't have this queue
 }
 
 // edge is an arrow of the drawing.
@@ -50,12 +49,9 @@ func (l *lab) draw() drawing {
 		d.Nodes = append(d.Nodes, node{name, kind, role, column, kind == "queue" && !l.broker.Queue(name).Exists()})
 	}
 	add(workQueue, "queue", "work", 0)
-	column := map[string]int{retryExchange: 1, deadExchange: 1, requeueExchange: 3, returnExchange: 3, givenUpExchange: 2}
-	for _, name := range []string{retryExchange, deadExchange, requeueExchange, returnExchange} {
-		for _, e := range l.topology.Exchanges {
-			if e.Name == name {
-				add(name, "exchange", "exchange", column[name])
-			}
+	for i, name := range []string{retryExchange, deadExchange, requeueExchange, returnExchange} {
+		if slices.ContainsFunc(l.topology.Exchanges, func(e declare.Exchange) bool { return e.Name == name }) {
+			add(name, "exchange", "exchange", 1+i/2*2)
 		}
 	}
 	if l.policy.Strategy == retry.StrategyRepublish {
@@ -98,19 +94,16 @@ type state struct {
 	Now      int64          `json:"now"` // in ms since the run began
 	Counts   map[string]int `json:"counts"`
 	Total    int            `json:"total"`
-	Handled  int            `json:"handled"`
-	Dead     int            `json:"dead"`
-	Lost     int            `json:"lost"`
-	Refused  int            `json:"refused"`
+	States   map[string]int `json:"states"` // how many messages are in each
 	// Dots are the first messages of each queue.
 	Dots map[string][]string `json:"dots"`
 	// Shown are the newest messages, with the selected one, for the timeline.
-	Shown   []*message `json:"shown"`
-	Worker  bool       `json:"worker"`
-	Alarm   bool       `json:"alarm"`
-	Lines   []string   `json:"lines"`
-	Error   string     `json:"error,omitempty"`
-	Drawing drawing    `json:"drawing"`
+	Shown   []message `json:"shown"`
+	Worker  bool      `json:"worker"`
+	Alarm   bool      `json:"alarm"`
+	Lines   []string  `json:"lines"`
+	Error   string    `json:"error,omitempty"`
+	Drawing drawing   `json:"drawing"`
 }
 
 // shownMessages is how many messages the timeline has, and shownDots how many the drawing of a queue.
@@ -119,17 +112,14 @@ const (
 	shownDots     = 6
 )
 
-// state returns what the page shows. encode is called while nothing changes.
-func (l *lab) state(selected string, newest int, encode func(state) error) error {
+// state returns what the page shows, with a number of the newest messages.
+func (l *lab) state(selected string, newest int) state {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.catchUp()
 	s := state{
-		Strategy: l.policy.Strategy, Now: l.since(time.Now()), Counts: map[string]int{}, Total: len(l.messages), Dots: map[string][]string{}, Shown: []*message{},
-		Worker: l.stop != nil, Alarm: l.alarm, Lines: l.lines, Drawing: l.draw(),
-	}
-	if l.err != nil {
-		s.Error = l.err.Error()
+		Strategy: l.policy.Strategy, Now: l.since(time.Now()), Counts: map[string]int{}, Total: len(l.messages), States: map[string]int{}, Dots: map[string][]string{}, Shown: []message{},
+		Worker: l.stop != nil, Alarm: l.alarm, Lines: l.lines, Error: l.problem, Drawing: l.draw(),
 	}
 	for _, n := range s.Drawing.Nodes {
 		if count := l.broker.Queue(n.ID).Counts().Messages; n.Kind == "queue" && count > 0 {
@@ -138,25 +128,16 @@ func (l *lab) state(selected string, newest int, encode func(state) error) error
 	}
 	from := max(0, len(l.messages)-newest)
 	for i, m := range l.messages {
-		switch m.State {
-		case "handled":
-			s.Handled++
-		case "dead":
-			s.Dead++
-		case "lost":
-			s.Lost++
-		case "refused":
-			s.Refused++
-		}
+		s.States[m.State]++
 		for _, queue := range m.queues {
 			if (queue == m.Where || queue == foreignQueue) && len(s.Dots[queue]) < shownDots && !slices.Contains(s.Dots[queue], m.ID) {
 				s.Dots[queue] = append(s.Dots[queue], m.ID)
 			}
 		}
 		if i >= from || m.ID == selected {
-			s.Shown = append(s.Shown, m)
+			l.explain(m)
+			s.Shown = append(s.Shown, *m)
 		}
 	}
-	l.explain(s.Shown)
-	return encode(s)
+	return s
 }

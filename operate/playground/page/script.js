@@ -2,18 +2,13 @@
 "use strict";
 (() => {
   const at = (id) => document.getElementById(id);
-  const el = (tag, attributes = {}, ...children) => {
-    const e = document.createElement(tag);
+  const maker = (create) => (tag, attributes = {}, ...children) => {
+    const e = create(tag);
     for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
     e.append(...children);
     return e;
   };
-  const svg = (tag, attributes = {}, ...children) => {
-    const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
-    e.append(...children);
-    return e;
-  };
+  const el = maker((tag) => document.createElement(tag)), svg = maker((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
   const call = (name, ...args) => JSON.parse(window.hopback[name](...args));
   const narrow = matchMedia("(max-width: 720px)");
   const form = at("settings"), publish = at("publish"), examine = at("examine");
@@ -104,7 +99,7 @@
 
   // The timeline: a row for each message, and in it what the broker and the handler did.
   const colorOf = (queue) => queue === "orders" ? "work" : queue === "orders.dead" ? "dead" : "delay";
-  const done = (m) => ["handled", "dead", "lost", "refused"].includes(m.state);
+  const ends = ["handled", "dead", "lost", "refused"], done = (m) => ends.includes(m.state);
   const segments = (m, now) => {
     const all = [];
     let kind = "", from = 0, queue = "";
@@ -134,7 +129,7 @@
     let y = 4;
     for (const lab of labs) {
       if (labs.length > 1) {
-        parts.push(svg("text", { class: "sub", x: 0, y: y + 14 }, `${lab.strategy}: ${lab.handled} handled, ${lab.dead} dead letters`));
+        parts.push(svg("text", { class: "sub", x: 0, y: y + 14 }, `${lab.strategy}: ${lab.states.handled || 0} handled, ${lab.states.dead || 0} dead letters`));
         y += row;
       }
       for (const m of lab.shown) {
@@ -191,12 +186,11 @@
       for (const kind of ["queue", "exchange"]) options(kind, drawing.nodes.filter((n) => n.kind === kind && !n.missing).map((n) => n.id));
     }
     at("now").textContent = seconds(state.now);
-    const changed = JSON.stringify([labs.map((lab) => [lab.total, lab.counts, lab.dots, lab.handled, lab.dead, lab.lost, lab.refused, lab.shown.map((m) => m.entries.length)]), state.lines, selected]);
-    const open = state.total - state.handled - state.dead - state.lost - state.refused;
+    const changed = JSON.stringify([labs.map((lab) => [lab.total, lab.counts, lab.dots, lab.states, lab.shown.map((m) => m.entries.length)]), state.lines, selected]);
     if (changed !== last.changed) {
       last.changed = changed;
-      for (const id of ["handled", "dead", "lost", "refused"]) at(id).textContent = state[id];
-      at("open").textContent = open;
+      for (const id of ends) at(id).textContent = state.states[id] || 0;
+      at("open").textContent = ends.reduce((open, id) => open - (state.states[id] || 0), state.total);
       at("lines").textContent = (state.lines || []).join("\n") || "Nothing";
       moveDots(state);
       drawHistory(state);
@@ -255,16 +249,12 @@
     at("speed").addEventListener("change", () => { if (!first) clock.speed = Number(at("speed").value); });
     at("shown").addEventListener("change", () => { last.changed = ""; });
     at("selected").addEventListener("change", () => { selected = String(Number(at("selected").value)); follow = false; });
-    const act = (id, name, on) => at(id).addEventListener("click", () => call("act", on ? on() : id, name ? at(name).value : ""));
-    const pressed = (id) => at(id).getAttribute("aria-pressed") === "true";
-    act("cut");
-    act("worker", "", () => pressed("worker") ? "start" : "stop");
-    act("alarm", "", () => pressed("alarm") ? "no alarm" : "alarm");
+    const act = (id, name, ...whenPressed) => at(id).addEventListener("click", () => call("act", whenPressed[Number(at(id).getAttribute("aria-pressed") === "true")] || id, name ? at(name).value : ""));
+    for (const id of ["cut", "apply", "import"]) act(id);
+    act("worker", "", "stop", "start");
+    act("alarm", "", "alarm", "no alarm");
     act("delete", "queue");
     act("bind", "exchange");
-    act("apply");
-    act("import");
-    narrow.addEventListener("change", () => { last.changed = ""; });
     addEventListener("resize", () => { last.changed = ""; });
     start();
   };
@@ -276,13 +266,13 @@
   const diagnose = (bytes) => {
     at("findings").replaceChildren();
     at("downloads").hidden = true;
-    if (bytes.length > largest) return verdict("The file has more than 8 MiB. Run hopback doctor on it.");
     verdict("Examining …");
     clock.later(() => {
       const answer = call("doctor", bytes);
       if (answer.error) return verdict(answer.error);
       report = answer;
-      verdict(answer.total);
+      const lines = answer.text.trim().split("\n");
+      verdict(lines[0] + ". " + lines[lines.length - 1]);
       at("downloads").hidden = false;
       const { frameworks, findings, unseen } = answer.report, card = (text) => el("p", { class: "card" }, text);
       at("findings").replaceChildren(...frameworks.map((f) => card("Recognized: " + f.name + ": " + f.because + ". " + (f.cure || ""))), ...findings.map(finding), ...unseen.map((u) => card("Not seen: " + u.part + ": " + u.why + "." + (u.rules.length ? " Not checked: " + u.rules.join(", ") + "." : ""))));
