@@ -228,7 +228,7 @@ func (l *lab) send(body string, n int) error {
 	case len(body) > maxBody:
 		return argument.New("message", nil, fmt.Sprintf("has more than %d bytes", maxBody), "publish a shorter one")
 	case n < 1 || n > l.most-len(l.messages):
-		return argument.New("number", n, fmt.Sprintf("isn't between 1 and %d, the rest of the %d messages that a run may have", l.most-len(l.messages), l.most), "publish fewer, or start again")
+		return argument.New("number", n, fmt.Sprintf("isn't between 1 and %d, which are left of the %d messages that a run may have", l.most-len(l.messages), l.most), "publish fewer, or start again")
 	}
 	sent := make([]*message, n)
 	for i := range sent {
