@@ -115,12 +115,12 @@ func seenOn(t *testing.T, s settings, url string) string {
 	m := l.messages[0]
 	for pause := time.NewTicker(5 * time.Millisecond); ; {
 		select {
-		case letter := <-dead:
-			require.Equal(t, m.ID, letter.Properties.MessageID)
+		case deadLetter := <-dead:
+			require.Equal(t, m.ID, deadLetter.Properties.MessageID)
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			m.Entries = m.results
-			m.explain(letter)
+			m.explain(deadLetter)
 			return seen(m.Entries)
 		case <-pause.C:
 			l.mu.Lock()

@@ -396,9 +396,9 @@ func (l *lab) explain(m *message) {
 	}
 }
 
-func (m *message) explain(letter *client.Message) {
+func (m *message) explain(deadLetter *client.Message) {
 	m.reasoned = true
-	why := retry.DeadLetterOf(letter)
+	why := retry.DeadLetterOf(deadLetter)
 	text := "reason: " + string(why.Reason)
 	if why.Error != "" {
 		text += "; error: " + why.Error
