@@ -155,7 +155,7 @@ func TestAFaultThatFails(t *testing.T) {
 		l.act("unknown", "")
 		assert.Contains(t, strings.Join(show(l).Lines, "\n"), "can't bind")
 		for range 3 * maxLines {
-			l.logger.Error(strings.Repeat("x", 1<<20) + "\xff")
+			l.logger.Error(strings.Repeat("x", 1<<14) + "\xff")
 		}
 		s := show(l)
 		require.Len(t, s.Lines, maxLines)
