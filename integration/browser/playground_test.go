@@ -474,6 +474,9 @@ func TestPlaygroundWithTenThousandMessages(t *testing.T) {
 // Everything can be reached and used with a keyboard, has a name, and fits on a phone, in both schemes.
 func TestPlaygroundIsAccessible(t *testing.T) {
 	_, b := openPlayground(t)
+	b.set("strategy", "all") // which has one more control
+	b.click("Start again")
+	b.until(`!document.getElementById("one").hidden && document.getElementById("selected").value === "1"`)
 	b.eval(`document.activeElement.blur()`)
 	controls := b.eval(`[...document.querySelectorAll("a, button, input, select, textarea")].filter((e) => e.getClientRects().length > 0 && !e.disabled).length`).(float64)
 	reached := map[any]bool{}
