@@ -97,6 +97,8 @@ func TestDeletingADelayQueue(t *testing.T) {
 			if strategy == retry.StrategyRepublish {
 				assert.Equal(t, map[string]int{workQueue: 1}, s.Counts)
 				assert.Contains(t, strings.Join(s.Lines, "\n"), "the original is kept")
+				time.Sleep(time.Minute) // and is handled again after a while; each result comes after its delivery
+				assert.Regexp(t, `delivered[^\n]+\n[^\n]+failed[^\n]+\n[^\n]+returned[^\n]+\n[^\n]+delivered[^\n]+\n[^\n]+failed[^\n]+\n$`, l.history())
 			} else {
 				assert.Equal(t, 1, s.States["dead"])
 				assert.Contains(t, l.history(), "reason: no-delay-queue")
