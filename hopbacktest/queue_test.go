@@ -2,6 +2,8 @@ package hopbacktest_test
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,6 +80,66 @@ func TestQueuesAreLookedAtAndHarmed(t *testing.T) {
 			assert.NotEmpty(t, e.String())
 		}
 		assert.Subset(t, kinds, []string{"queue declared", "published", "queue deleted"})
+	})
+}
+
+// A program that follows a broker reads each event once, and notices what it has missed.
+func TestEventsAfter(t *testing.T) {
+	eachVersion(t, hopbacktest.Config{MaxEvents: 20}, func(t *testing.T, b *hopbacktest.Broker) {
+		conn := connect(t, b, client.Config{})
+		declared(t, conn, oneQueue(t, "work"))
+		p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("work"), client.PublisherConfig{})
+		require.NoError(t, err)
+		var last uint64
+		for i := range 30 {
+			require.NoError(t, p.Publish(t.Context(), "x"))
+			events := b.EventsAfter(last)
+			require.NotEmpty(t, events)
+			assert.Equal(t, last+1, events[0].Number, "%d", i)
+			assert.Equal(t, "published", events[len(events)-1].Kind)
+			last = events[len(events)-1].Number
+			assert.Empty(t, b.EventsAfter(last))
+			assert.Empty(t, b.EventsAfter(last+100))
+		}
+		all := b.Events()
+		require.Len(t, all, 20)
+		assert.Equal(t, last, all[19].Number)
+		assert.Equal(t, last-19, all[0].Number)
+		assert.Equal(t, all, b.EventsAfter(3), "the broker has dropped the others")
+		assert.Equal(t, all[15:], b.EventsAfter(last-5))
+	})
+}
+
+func TestNoEvents(t *testing.T) {
+	eachVersion(t, hopbacktest.Config{MaxEvents: -1}, func(t *testing.T, b *hopbacktest.Broker) {
+		connect(t, b, client.Config{})
+		assert.Empty(t, b.Events())
+		assert.Empty(t, b.EventsAfter(0))
+	})
+}
+
+func TestAMessageIsFoundByItsID(t *testing.T) {
+	eachVersion(t, hopbacktest.Config{}, func(t *testing.T, b *hopbacktest.Broker) {
+		conn := connect(t, b, client.Config{})
+		declared(t, conn, oneQueue(t, "work"))
+		p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("work"), client.PublisherConfig{})
+		require.NoError(t, err)
+		ids := []any{"7", "17", uint64(7), []byte{7}, "", nil, strings.Repeat("x", 400)}
+		for _, id := range ids {
+			require.NoError(t, p.Publish(t.Context(), fmt.Sprint(id), func(m *client.Message) { m.Properties.MessageID = id }))
+		}
+		for _, id := range ids[:5] {
+			m, ok := b.Queue("work").Message(id)
+			require.True(t, ok, "%v", id)
+			assert.Equal(t, id, m.Properties.MessageID)
+			assert.Equal(t, "ready", m.State)
+		}
+		for _, id := range []any{nil, "x", 7, struct{}{}, []any{"7"}, ids[6]} {
+			_, ok := b.Queue("work").Message(id)
+			assert.False(t, ok, "%v", id)
+		}
+		_, ok := b.Queue("nowhere").Message("7")
+		assert.False(t, ok)
 	})
 }
 

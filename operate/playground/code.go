@@ -9,12 +9,21 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// program is the Go program that the settings stand for. Its places are the imports, the policy, and the
+// program is the Go program that the settings stand for. Its places are an import, the policy, and the
 // handler's body.
 const program = `package main
 
 import (
-%s)
+	"context"
+%s	"log"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/retry"
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -48,59 +57,40 @@ func handle(ctx context.Context, d *client.Delivery) error {
 }
 `
 
-// code returns the program for valid settings.
+// code returns the program. Bad settings are an *argument.Error.
 func (s settings) code() (string, error) {
-	if _, err := s.policy(); err != nil {
-		return "", err
-	}
-	delays, err := s.delays()
+	_, delays, steps, err := s.parse()
 	if err != nil {
 		return "", err
 	}
-	body := handlerNamed(s.Handler).code
-	if strings.Contains(body, "%d") {
-		body = fmt.Sprintf(body, s.Failures)
+	body, policy, errorsImport := indented(scriptCode(steps)), "", ""
+	if name := map[retry.Strategy]string{retry.StrategyDeadLetter: "StrategyDeadLetter", retry.StrategyNative: "StrategyNative"}[s.Strategy]; name != "" {
+		policy = "\t\tStrategy:   retry." + name + ",\n"
 	}
-	body = "\t" + strings.ReplaceAll(body, "\n", "\n\t")
-	var policy strings.Builder
-	if s.Strategy != retry.StrategyRepublish {
-		fmt.Fprintf(&policy, "\t\tStrategy:   retry.%s,\n", map[retry.Strategy]string{retry.StrategyDeadLetter: "StrategyDeadLetter", retry.StrategyNative: "StrategyNative"}[s.Strategy])
+	if strings.Contains(body, "errors.") {
+		errorsImport = "\t\"errors\"\n"
 	}
 	retries := strconv.Itoa(s.MaxRetries)
 	if s.MaxRetries == 0 {
 		retries = "retry.NoRetries"
 	}
-	fmt.Fprintf(&policy, "\t\tMaxRetries: %s,\n", retries)
 	var list []string
 	for _, d := range delays {
 		list = append(list, goDuration(d))
 	}
-	fmt.Fprintf(&policy, "\t\tBackoff:    retry.Delays(%s),\n", strings.Join(list, ", "))
-
-	var imports strings.Builder
-	for _, name := range []string{"context", "errors", "log", "os", "os/signal", "time"} {
-		if name != "errors" || strings.Contains(body, "errors.") {
-			fmt.Fprintf(&imports, "\t%q\n", name)
-		}
-	}
-	imports.WriteByte('\n')
-	for _, name := range []string{"client", "declare", "retry"} {
-		fmt.Fprintf(&imports, "\t%q\n", "github.com/hopback/hopback/"+name)
-	}
-	return fmt.Sprintf(program, imports.String(), policy.String(), body), nil
+	policy += fmt.Sprintf("\t\tMaxRetries: %s,\n\t\tBackoff:    retry.Delays(%s),\n", retries, strings.Join(list, ", "))
+	return fmt.Sprintf(program, errorsImport, policy, body), nil
 }
 
 // goDuration is a duration as Go code.
 func goDuration(d time.Duration) string {
-	for _, u := range []struct {
-		unit time.Duration
-		name string
-	}{{time.Hour, "Hour"}, {time.Minute, "Minute"}, {time.Second, "Second"}, {time.Millisecond, "Millisecond"}, {time.Microsecond, "Microsecond"}} {
-		if d%u.unit == 0 {
-			if d == u.unit {
-				return "time." + u.name
-			}
-			return fmt.Sprintf("%d*time.%s", d/u.unit, u.name)
+	for i, unit := range []time.Duration{time.Hour, time.Minute, time.Second, time.Millisecond, time.Microsecond} {
+		name := []string{"Hour", "Minute", "Second", "Millisecond", "Microsecond"}[i]
+		if d == unit {
+			return "time." + name
+		}
+		if d%unit == 0 {
+			return fmt.Sprintf("%d*time.%s", d/unit, name)
 		}
 	}
 	return fmt.Sprintf("%d*time.Nanosecond", d)

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,50 +24,67 @@ import (
 const (
 	workQueue    = "orders"
 	deadQueue    = workQueue + ".dead"
+	foreignQueue = "foreign" // of another team
 	workerName   = "worker"
 	limit        = 5 // the work queue's delivery limit
 	maxBody      = 64 << 10
-	maxMessages  = 1000
-	maxEvents    = 200_000
+	maxMessages  = 10_000  // of a run, with all its labs
+	maxEntries   = 600_000 // of all messages
+	maxEvents    = 200_000 // between two calls of catchUp
+	maxLines     = 12
 	startTimeout = time.Minute
+	// latency of the network. So what happens at once takes some virtual time, and a page that runs thousands of
+	// messages can draw in between.
+	latency = time.Millisecond
 )
 
 // lab is a RabbitMQ in memory with a publisher and a worker, and what happened to their messages.
 // The page and the tests run the same one: everything in it is the product's own code.
 type lab struct {
-	settings settings
 	policy   retry.Policy
 	topology declare.Topology
-	handler  *handler
+	steps    []step
 
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	broker  *hopbacktest.Broker
+	url     string
+	dial    func(ctx context.Context, network, address string) (net.Conn, error)
+	cut     func() // cuts the worker's connection, as a crash of its process does; the client reconnects
+	logger  *slog.Logger
 	conn    *client.Conn
 	publish *client.Publisher[string]
 	began   time.Time
 
 	mu       sync.Mutex
-	read     int // how many of the broker's events are in messages
+	read     uint64 // the number of the last of the broker's events that is in messages
+	most     int    // how many messages there may be
 	messages []*message
 	byID     map[string]*message
-	stop     func() // stops the worker; nil if none runs
+	exported []byte     // the broker's definitions when the lab had started
+	noted    []*message // with results that aren't in their entries yet
+	entries  int        // of all messages
+	lines    []string   // what the client and the lab have logged, at most maxLines
+	foreign  []string   // the exchanges that the foreign queue is bound to
+	stop     func()     // stops the worker; nil if none runs
 	alarm    bool
-	err      error // why the lab can't continue
+	problem  string // why the lab can't continue
 }
 
 // message is a published message, and where it is.
 type message struct {
 	ID      string  `json:"id"`
-	Body    string  `json:"body"`
-	Where   string  `json:"where"` // a queue, or "" if no queue has it
-	State   string  `json:"state"` // "waits", "handled", or "dead"; in a worker "delivered"
+	Where   string  `json:"where"` // a queue, or "" if no queue has it; not the foreign queue, which gets copies
+	State   string  `json:"state"` // "waits", "delivered", "handled", "dead", "lost", or "refused"; "" before the broker has it
 	Entries []entry `json:"entries"`
 
-	reasoned  bool    // the reason why it is a dead letter is in Entries
-	results   []entry // of attempts, that aren't in Entries yet
-	delivered bool    // the last event is a delivery
+	queues    []string // that have it, or a copy, the latest one last
+	leaves    string   // a queue that has it until its dead-letter target has it
+	reasoned  bool     // the reason why it is a dead letter is in Entries
+	results   []entry  // of attempts, that aren't in Entries yet
+	delivered bool     // the last event is a delivery
+	succeeded bool     // the last attempt has
 }
 
 // entry is one event of a message: of the broker, or the result of an attempt.
@@ -77,43 +97,76 @@ type entry struct {
 
 // newLab starts one. Bad settings are an *argument.Error.
 func newLab(ctx context.Context, s settings) (*lab, error) {
-	policy, err := s.policy()
+	l, err := prepare(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	topology, err := retry.Topology(policy, declare.QuorumQueue{Name: workQueue, DeliveryLimit: limit})
-	if err != nil {
+	if l.broker, err = hopbacktest.New(hopbacktest.Config{MaxEvents: maxEvents}); err != nil {
 		return nil, err
 	}
-	broker, err := hopbacktest.New(hopbacktest.Config{MaxEvents: maxEvents})
-	if err != nil {
-		return nil, err
+	l.broker.SetLatency(latency)
+	l.url, l.dial = l.broker.URL(), l.broker.Dial
+	l.cut = func() {
+		for _, c := range l.broker.Connections() {
+			if strings.HasPrefix(c.Info().Container, workerName) {
+				c.Cut()
+			}
+		}
 	}
-	l := &lab{settings: s, policy: policy, topology: topology, handler: handlerNamed(s.Handler), broker: broker, byID: map[string]*message{}, began: time.Now()}
-	l.ctx, l.cancel = context.WithCancel(ctx)
-	if err := l.connect(); err != nil {
+	start, cancel := context.WithTimeout(l.ctx, startTimeout)
+	defer cancel()
+	if err = l.connect(start); err == nil {
+		l.startWorker()
+		// The first message doesn't wait for the worker.
+		err = l.broker.Queue(workQueue).Await(start, func(c hopbacktest.Counts) bool { return c.Consumers > 0 })
+	}
+	if err == nil {
+		l.exported, err = l.definitions(http.MethodGet, nil)
+	}
+	if err != nil {
 		l.close()
 		return nil, err
 	}
-	l.startWorker()
 	return l, nil
 }
 
-func (l *lab) dial(name string) (*client.Conn, error) {
-	ctx, cancel := context.WithTimeout(l.ctx, startTimeout)
-	defer cancel()
-	return client.Connect(ctx, l.broker.URL(), client.Config{Name: name, Dial: l.broker.Dial, Logger: slog.New(slog.DiscardHandler)})
+// prepare returns a lab without a broker.
+func prepare(ctx context.Context, s settings) (l *lab, err error) {
+	l = &lab{most: maxMessages, byID: map[string]*message{}, began: time.Now()}
+	if l.policy, _, l.steps, err = s.parse(); err != nil {
+		return nil, err
+	}
+	if l.topology, err = retry.Topology(l.policy, declare.QuorumQueue{Name: workQueue, DeliveryLimit: limit}); err != nil {
+		return nil, err
+	}
+	l.logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	l.ctx, l.cancel = context.WithCancel(ctx)
+	return l, nil
+}
+
+// Write adds a line of the log, with the lab's time.
+func (l *lab) Write(line []byte) (int, error) {
+	_, text, _ := strings.Cut(strings.TrimSpace(string(line[:min(len(line), 1000)])), " ")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf("%.1f s  %s", float64(l.since(time.Now()))/1000, strings.ToValidUTF8(text, "")))
+	l.lines = l.lines[max(0, len(l.lines)-maxLines):]
+	return len(line), nil
+}
+
+func (l *lab) open(ctx context.Context, name string) (*client.Conn, error) {
+	return client.Connect(ctx, l.url, client.Config{Name: name, Logger: l.logger, Dial: l.dial})
 }
 
 // connect declares the topology, and opens the publisher.
-func (l *lab) connect() (err error) {
-	if l.conn, err = l.dial("publisher"); err != nil {
+func (l *lab) connect(ctx context.Context) (err error) {
+	if l.conn, err = l.open(ctx, "publisher"); err != nil {
 		return err
 	}
-	if _, err := declare.Apply(l.ctx, l.conn.Management(), l.topology); err != nil {
+	if err := l.apply(ctx); err != nil {
 		return err
 	}
-	l.publish, err = client.NewPublisher[string](l.ctx, l.conn, address.Queue(workQueue), client.PublisherConfig{})
+	l.publish, err = client.NewPublisher[string](ctx, l.conn, address.Queue(workQueue), client.PublisherConfig{})
 	return err
 }
 
@@ -123,11 +176,15 @@ func (l *lab) close() {
 	l.cancel()
 	l.wg.Wait()
 	if l.conn != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
-		_ = l.conn.Close(ctx)
+		closeConn(l.conn)
 	}
 	l.broker.Close()
+}
+
+func closeConn(conn *client.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	_ = conn.Close(ctx)
 }
 
 // startWorker starts a worker if none runs.
@@ -140,23 +197,16 @@ func (l *lab) startWorker() {
 	ctx, cancel := context.WithCancel(l.ctx)
 	l.stop = cancel
 	l.wg.Go(func() {
-		if err := l.work(ctx); err != nil && ctx.Err() == nil {
-			l.fail(fmt.Errorf("the worker stopped: %w", err))
+		conn, err := l.open(ctx, workerName)
+		if err == nil {
+			defer closeConn(conn)
+			err = conn.Consume(ctx, workQueue, retry.With(l.policy)(client.HandlerFunc(l.handle)), client.ConsumerConfig{})
+		}
+		if err != nil && ctx.Err() == nil {
+			l.stopWorker()
+			l.logger.Error("the worker has stopped", "error", err)
 		}
 	})
-}
-
-func (l *lab) work(ctx context.Context) error {
-	conn, err := l.dial(workerName)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
-		_ = conn.Close(ctx)
-	}()
-	return conn.Consume(ctx, workQueue, retry.With(l.policy)(client.HandlerFunc(l.handle)), client.ConsumerConfig{})
 }
 
 // stopWorker stops the worker if one runs. Its handlers end first.
@@ -169,47 +219,33 @@ func (l *lab) stopWorker() {
 	}
 }
 
-// cutWorker cuts the worker's connection, as a crash of its process or of the network does. The
-// client reconnects.
-func (l *lab) cutWorker() {
-	for _, c := range l.broker.Connections() {
-		if strings.HasPrefix(c.Info().Container, workerName) {
-			c.Cut()
-		}
-	}
-}
-
-func (l *lab) setAlarm(on bool) {
-	l.broker.SetMemoryAlarm(on)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.alarm = on
-}
-
-func (l *lab) fail(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.err = errors.Join(l.err, err)
-}
-
-// send publishes a message, and returns before the broker has confirmed it. A body beyond the
+// send publishes a body n times, and returns before the broker has confirmed it. What is beyond the
 // bounds is an *argument.Error.
-func (l *lab) send(body string) error {
+func (l *lab) send(body string, n int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case len(body) > maxBody:
 		return argument.New("message", nil, fmt.Sprintf("has more than %d bytes", maxBody), "publish a shorter one")
-	case len(l.messages) >= maxMessages:
-		return argument.New("message", nil, fmt.Sprintf("would be one more than the %d of a run", maxMessages), "start again")
+	case n < 1 || n > l.most-len(l.messages):
+		return argument.New("number", n, fmt.Sprintf("isn't between 1 and %d, which are left of the %d messages that a run may have", l.most-len(l.messages), l.most), "publish fewer, or start again")
 	}
-	m := &message{ID: strconv.Itoa(len(l.messages) + 1), Body: body, Entries: []entry{}}
-	l.messages = append(l.messages, m)
-	l.byID[m.ID] = m
+	sent := make([]*message, n)
+	for i := range sent {
+		sent[i] = &message{ID: strconv.Itoa(len(l.messages) + 1), Entries: []entry{}}
+		l.messages = append(l.messages, sent[i])
+		l.byID[sent[i].ID] = sent[i]
+	}
 	l.wg.Go(func() {
-		err := l.publish.Publish(l.ctx, body, func(out *client.Message) { out.Properties.MessageID = m.ID })
-		if err != nil && l.ctx.Err() == nil {
-			l.note(m.ID, "refused", err.Error())
+		next := 0
+		err := l.publish.PublishAll(l.ctx, slices.Repeat([]string{body}, n), func(_ string, out *client.Message) {
+			out.Properties.MessageID = sent[next].ID
+			next++
+		})
+		if batch := new(client.BatchError); errors.As(err, &batch) && l.ctx.Err() == nil {
+			for _, f := range batch.Failed {
+				l.note(sent[f.Index].ID, "refused", f.Err.Error())
+			}
 		}
 	})
 	return nil
@@ -226,6 +262,7 @@ func (l *lab) handle(ctx context.Context, d *client.Delivery) (err error) {
 			panic(v)
 		case errors.Is(err, errCrash):
 			l.note(id, "crashed", attempt+": "+err.Error())
+			l.cut()
 			err = client.Requeue{}
 		case err != nil:
 			l.note(id, "failed", attempt+": "+err.Error())
@@ -233,7 +270,7 @@ func (l *lab) handle(ctx context.Context, d *client.Delivery) (err error) {
 			l.note(id, "succeeded", attempt)
 		}
 	}()
-	return l.handler.run(ctx, l, d)
+	return l.run(ctx)
 }
 
 // note adds a result, which catchUp puts between the events of the broker. To catch up here, for each attempt, would take
@@ -242,6 +279,9 @@ func (l *lab) note(id, kind, text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if m := l.byID[id]; m != nil {
+		if len(m.results) == 0 {
+			l.noted = append(l.noted, m)
+		}
 		m.results = append(m.results, entry{At: l.since(time.Now()), Kind: kind, Text: text})
 	}
 }
@@ -250,24 +290,32 @@ func (l *lab) since(t time.Time) int64 { return t.Sub(l.began).Milliseconds() }
 
 // catchUp adds the broker's new events to the histories. The caller holds mu.
 func (l *lab) catchUp() {
-	all := l.broker.Events()
-	if len(all) >= maxEvents {
-		l.err = errors.New("this run has too many events to show; start again")
+	events := l.broker.EventsAfter(l.read)
+	if len(events) > 0 && events[0].Number > l.read+1 || l.entries > maxEntries {
+		l.problem = "this run has too many events to show; start again"
 		return
 	}
-	for _, e := range all[l.read:] {
+	for _, e := range events {
+		l.read = e.Number
+		at := l.since(e.Time)
 		id, _ := e.MessageID.(string)
-		if m := l.byID[id]; m != nil {
-			m.add(e, l.since(e.Time))
+		of := []*message{l.byID[id]}
+		if e.Kind == "queue deleted" {
+			of = l.messages
+		}
+		for _, m := range of {
+			if m != nil && (e.MessageID != nil || slices.Contains(m.queues, e.Queue)) {
+				m.add(e, at)
+				l.entries++
+			}
 		}
 	}
-	l.read = len(all)
-	for _, m := range l.messages {
-		for _, result := range m.results {
-			m.append(result)
+	for _, m := range l.noted {
+		for len(m.results) > 0 {
+			m.result()
 		}
-		m.results = nil
 	}
+	l.noted = nil
 }
 
 // clockError is how many ms the times of events and of attempts may differ: in a browser, Go's wall clock has milliseconds,
@@ -282,60 +330,80 @@ func (m *message) append(e entry) {
 	m.Entries = append(m.Entries, e)
 }
 
+// result moves the next result to the entries.
+func (m *message) result() {
+	m.succeeded = m.results[0].Kind == "succeeded"
+	if m.results[0].Kind == "refused" {
+		m.State = "refused"
+	}
+	m.append(m.results[0])
+	m.results = m.results[1:]
+}
+
 // add adds an event. A retry copy is confirmed before its original is acknowledged, so for a moment
 // two queues have the message; it is where it was published last.
 func (m *message) add(e hopbacktest.Event, at int64) {
 	// What a handler did with a delivery came before the broker's next event. Not every delivery reaches the handler: a
 	// message may pass several delay queues for one retry.
-	for m.delivered && len(m.results) > 0 && m.results[0].At <= at+clockError {
-		m.append(m.results[0])
-		m.results = m.results[1:]
+	until := at + clockError
+	if e.Kind == "returned" || e.Kind == "delivered" {
+		until = at - clockError // a result at this time is that of the next delivery, except for a crash
+	}
+	for m.delivered && len(m.results) > 0 && (m.results[0].At <= until || m.results[0].Kind == "crashed" && m.results[0].At <= at+clockError) {
+		m.result()
 	}
 	m.delivered = e.Kind == "delivered"
 	m.append(entry{At: at, Kind: e.Kind, Queue: e.Queue})
+	gone := ""
 	switch e.Kind {
 	case "published":
-		m.Where, m.State = e.Queue, "waits"
-		if e.Queue == deadQueue {
-			m.State = "dead"
+		gone, m.leaves = m.leaves, ""
+		m.queues = append(m.queues, e.Queue)
+	case "dead-lettered":
+		m.leaves = e.Queue
+	case "accepted", "dropped", "queue deleted":
+		gone = e.Queue
+	}
+	if i := slices.Index(m.queues, gone); i >= 0 {
+		m.queues = slices.Delete(m.queues, i, i+1)
+	}
+	m.Where = ""
+	for _, q := range m.queues {
+		if q != foreignQueue {
+			m.Where = q
 		}
-	case "delivered":
-		m.Where, m.State = e.Queue, "delivered"
-	case "returned", "delayed", "revoked":
-		m.Where, m.State = e.Queue, "waits"
-	case "accepted":
-		if m.Where == e.Queue {
-			m.Where, m.State = "", "handled"
+	}
+	switch {
+	case m.Where == deadQueue:
+		m.State = "dead"
+	case m.delivered:
+		m.State = "delivered"
+	case m.Where != "":
+		m.State = "waits"
+	case m.succeeded:
+		m.State = "handled"
+	default:
+		m.State = "lost"
+	}
+}
+
+// explain adds to a dead letter why it is one. The caller holds mu.
+func (l *lab) explain(m *message) {
+	if m.State == "dead" && !m.reasoned {
+		if dead, ok := l.broker.Queue(deadQueue).Message(m.ID); ok && dead.Message != nil {
+			m.explain(dead.Message)
 		}
 	}
 }
 
-// update brings the histories up to date, with the reasons of new dead letters. The caller holds mu.
-func (l *lab) update() {
-	l.catchUp()
-	pending := false
-	for _, m := range l.messages {
-		pending = pending || m.State == "dead" && !m.reasoned
+func (m *message) explain(deadLetter *client.Message) {
+	m.reasoned = true
+	why := retry.DeadLetterOf(deadLetter)
+	text := "reason: " + string(why.Reason)
+	if why.Error != "" {
+		text += "; error: " + why.Error
 	}
-	if !pending {
-		return
-	}
-	for _, dead := range l.broker.Queue(deadQueue).Messages() {
-		if dead.Message == nil {
-			continue
-		}
-		m := l.byID[dead.ID()]
-		if m == nil || m.State != "dead" || m.reasoned {
-			continue
-		}
-		m.reasoned = true
-		why := retry.DeadLetterOf(dead.Message)
-		text := "reason: " + string(why.Reason)
-		if why.Error != "" {
-			text += "; error: " + why.Error
-		}
-		m.append(entry{Kind: "is a dead letter", Queue: deadQueue, Text: text})
-	}
+	m.append(entry{Kind: "is a dead letter", Queue: deadQueue, Text: text})
 }
 
 // history is what happened to each message, as text. Times count from the first event of the first message. They are
@@ -343,15 +411,16 @@ func (l *lab) update() {
 func (l *lab) history() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.update()
+	l.catchUp()
 	var b strings.Builder
-	var first int64
-	if len(l.messages) > 0 && len(l.messages[0].Entries) > 0 {
-		first = l.messages[0].Entries[0].At
-	}
+	first := int64(-1)
 	for _, m := range l.messages {
+		l.explain(m)
 		fmt.Fprintf(&b, "message %s\n", m.ID)
 		for _, e := range m.Entries {
+			if first < 0 {
+				first = e.At
+			}
 			fmt.Fprintf(&b, "%s\n", strings.TrimRight(fmt.Sprintf("%9.1fs  %-16s %-12s %s", float64(e.At-first)/1000, e.Kind, e.Queue, e.Text), " "))
 		}
 	}

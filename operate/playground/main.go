@@ -48,7 +48,7 @@ func build(to string, log io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := write(to, e.Name(), text); err != nil {
+		if err := os.WriteFile(filepath.Join(to, e.Name()), text, 0o644); err != nil {
 			return err
 		}
 	}
@@ -60,7 +60,7 @@ func build(to string, log io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := write(to, "wasm_exec.js", runtime); err != nil {
+	if err := os.WriteFile(filepath.Join(to, "wasm_exec.js"), runtime, 0o644); err != nil {
 		return err
 	}
 	if _, err := output([]string{"GOOS=js", "GOARCH=wasm", "GOFLAGS="}, "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(to, programName), "github.com/hopback/hopback/operate/playground"); err != nil {
@@ -90,10 +90,6 @@ func output(env []string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-func write(folder, name string, text []byte) error {
-	return os.WriteFile(filepath.Join(folder, name), text, 0o644)
-}
-
 // compress writes a file with gzip next to it, for servers that send that.
 func compress(name string) (size, compressed int, err error) {
 	text, err := os.ReadFile(name)
@@ -101,15 +97,8 @@ func compress(name string) (size, compressed int, err error) {
 		return 0, 0, err
 	}
 	var b bytes.Buffer
-	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
-	if err != nil {
-		return 0, 0, err
-	}
-	if _, err := z.Write(text); err != nil {
-		return 0, 0, err
-	}
-	if err := z.Close(); err != nil {
-		return 0, 0, err
-	}
+	z, _ := gzip.NewWriterLevel(&b, gzip.BestCompression) // there is this level, and a buffer accepts all
+	_, _ = z.Write(text)
+	_ = z.Close()
 	return len(text), b.Len(), os.WriteFile(name+".gz", b.Bytes(), 0o644)
 }

@@ -13,57 +13,47 @@ import (
 // waiting for a timer: what may wait runs on a separate goroutine.
 type page struct {
 	mu      sync.Mutex
-	lab     *lab
-	problem string // why the latest run didn't start
+	labs    []*lab // one, or one for each strategy
+	problem error  // why the latest run didn't start
 	number  int    // of the run, so that a slow start doesn't replace a later one
 }
 
-// main gives the page the object hopback.
+// main gives the page the object hopback. Its functions return JSON.
 func main() {
 	p := &page{}
 	api := js.Global().Get("Object").New()
-	for name, f := range map[string]func(args []js.Value) string{
-		"handlers": func([]js.Value) string { return encode(handlers()) },
+	for name, f := range map[string]func(args []js.Value) (any, error){
+		"handlers": func([]js.Value) (any, error) { return handlers, nil },
 		"start":    p.start, "send": p.send, "state": p.state, "history": p.history, "act": p.act,
-		"code": func(args []js.Value) string {
+		"code": func(args []js.Value) (any, error) {
 			s, err := decode(args)
 			if err != nil {
-				return failure(err)
+				return nil, err
 			}
 			text, err := s.code()
-			if err != nil {
-				return failure(err)
-			}
-			return encode(map[string]string{"code": text})
+			return map[string]string{"code": text}, err
 		},
-		"doctor": func(args []js.Value) string {
+		"doctor": func(args []js.Value) (any, error) {
 			text := make([]byte, min(args[0].Length(), maxDefinitions+1))
 			js.CopyBytesToGo(text, args[0])
-			d, err := diagnose(context.Background(), text)
-			if err != nil {
-				return failure(err)
-			}
-			return encode(d)
+			return diagnose(context.Background(), text)
 		},
 	} {
-		api.Set(name, js.FuncOf(func(_ js.Value, args []js.Value) any { return f(args) }))
+		api.Set(name, js.FuncOf(func(_ js.Value, args []js.Value) any {
+			v, err := f(args)
+			if err == nil {
+				var text []byte
+				if text, err = json.Marshal(v); err == nil {
+					return string(text)
+				}
+			}
+			text, _ := json.Marshal(map[string]string{"error": err.Error()}) // a map of texts can be encoded
+			return string(text)
+		}))
 	}
 	js.Global().Set("hopback", api)
 	js.Global().Call("dispatchEvent", js.Global().Get("Event").New("hopback"))
 	select {}
-}
-
-func encode(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		return failure(err)
-	}
-	return string(text)
-}
-
-func failure(err error) string {
-	text, _ := json.Marshal(map[string]string{"error": err.Error()}) // a map of texts can be encoded
-	return string(text)
 }
 
 func decode(args []js.Value) (s settings, err error) {
@@ -72,100 +62,94 @@ func decode(args []js.Value) (s settings, err error) {
 }
 
 // start replaces the run. Bad settings are refused at once; the rest happens on a goroutine.
-func (p *page) start(args []js.Value) string {
+func (p *page) start(args []js.Value) (any, error) {
 	s, err := decode(args)
-	if err != nil {
-		return failure(err)
+	if err == nil {
+		_, _, _, err = s.parse()
 	}
-	if _, err := s.policy(); err != nil {
-		return failure(err)
+	if err != nil {
+		return nil, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	old := p.lab
-	p.lab, p.problem = nil, ""
+	old := p.labs
+	p.labs, p.problem = nil, nil
 	p.number++
 	number := p.number
 	go func() {
-		if old != nil {
-			old.close()
-		}
-		l, err := newLab(context.Background(), s)
+		closeAll(old)
+		labs, err := newLabs(s)
 		p.mu.Lock()
-		current := number == p.number
-		switch {
-		case current && err != nil:
-			p.problem = err.Error()
-		case current:
-			p.lab = l
+		if number == p.number {
+			p.labs, p.problem, labs = labs, err, nil
 		}
 		p.mu.Unlock()
-		if !current && err == nil {
-			l.close()
-		}
+		closeAll(labs)
 	}()
-	return "{}"
+	return struct{}{}, nil
 }
 
-// current is nil while a run starts.
-func (p *page) current() (l *lab, problem string) {
+// newLabs starts a lab for each strategy. Their times count from the same moment.
+func newLabs(s settings) (labs []*lab, err error) {
+	each := s.each()
+	for _, s := range each {
+		l, err := newLab(context.Background(), s)
+		if err != nil {
+			closeAll(labs)
+			return nil, err
+		}
+		labs = append(labs, l)
+		l.began, l.most = labs[0].began, maxMessages/len(each)
+	}
+	return labs, nil
+}
+
+func closeAll(labs []*lab) {
+	for _, l := range labs {
+		l.close()
+	}
+}
+
+// current is empty while a run starts.
+func (p *page) current() (labs []*lab, problem error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.lab, p.problem
+	return p.labs, p.problem
 }
 
-func (p *page) send(args []js.Value) string {
-	l, _ := p.current()
-	if l == nil {
-		return "{}"
-	}
-	if err := l.send(args[0].String()); err != nil {
-		return failure(err)
-	}
-	return "{}"
-}
-
-// state is {} until a run has started.
-func (p *page) state(args []js.Value) string {
-	l, problem := p.current()
-	if l == nil {
-		if problem != "" {
-			return encode(map[string]string{"error": problem})
+// each calls a function with each run.
+func (p *page) each(do func(l *lab) error) (any, error) {
+	labs, _ := p.current()
+	for _, l := range labs {
+		if err := do(l); err != nil {
+			return nil, err
 		}
-		return "{}"
 	}
-	return l.state(args[0].String(), func(s state) string {
-		return encode(struct {
-			state
-			Drawing drawing `json:"drawing"`
-		}{s, l.draw()})
-	})
+	return struct{}{}, nil
 }
 
-func (p *page) history([]js.Value) string {
-	if l, _ := p.current(); l != nil {
-		return l.history()
-	}
-	return ""
+func (p *page) send(args []js.Value) (any, error) {
+	return p.each(func(l *lab) error { return l.send(args[0].String(), args[1].Int()) })
 }
 
-// act disturbs the run.
-func (p *page) act(args []js.Value) string {
-	l, _ := p.current()
-	if l == nil {
-		return "{}"
+func (p *page) act(args []js.Value) (any, error) {
+	return p.each(func(l *lab) error { l.act(args[0].String(), args[1].String()); return nil })
+}
+
+// state is that of each run. Side by side, each one shows fewer messages.
+func (p *page) state(args []js.Value) (any, error) {
+	labs, problem := p.current()
+	all := make([]state, len(labs))
+	for i, l := range labs {
+		all[i] = l.state(args[0].String(), shownMessages/len(labs))
 	}
-	switch args[0].String() {
-	case "cut":
-		l.cutWorker()
-	case "alarm":
-		l.setAlarm(true)
-	case "no alarm":
-		l.setAlarm(false)
-	case "start":
-		l.startWorker()
-	case "stop":
-		l.stopWorker()
+	return all, problem
+}
+
+// history is that of the run with a number, from 0.
+func (p *page) history(args []js.Value) (any, error) {
+	if labs, _ := p.current(); args[0].Int() < len(labs) {
+		return labs[args[0].Int()].history(), nil
 	}
-	return "{}"
+	return "", nil
 }

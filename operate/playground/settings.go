@@ -11,14 +11,26 @@ import (
 
 // settings are the page's form.
 type settings struct {
-	Strategy retry.Strategy `json:"strategy"`
-	// MaxRetries of 0 means no retries.
-	MaxRetries int `json:"maxRetries"`
-	// Delays are durations with spaces between them, such as "10s 1m".
-	Delays  string `json:"delays"`
-	Handler string `json:"handler"`
-	// Failures is how often the handler "fails" returns an error.
-	Failures int `json:"failures"`
+	Strategy   retry.Strategy `json:"strategy"`
+	MaxRetries int            `json:"maxRetries"` // 0 means no retries
+	Delays     string         `json:"delays"`     // durations with spaces between them, such as "10s 1m"
+	Handler    string         `json:"handler"`    // a script: see parseScript
+}
+
+// strategies are those of the page. With sideBySide, it runs all of them.
+var strategies = []retry.Strategy{retry.StrategyRepublish, retry.StrategyDeadLetter, retry.StrategyNative}
+
+const sideBySide retry.Strategy = "all"
+
+// each returns the settings of the runs that s stands for.
+func (s settings) each() (all []settings) {
+	if s.Strategy != sideBySide {
+		return []settings{s}
+	}
+	for _, s.Strategy = range strategies {
+		all = append(all, s)
+	}
+	return all
 }
 
 // The bounds keep a page responsive. hopbacktest has none of them.
@@ -29,46 +41,34 @@ const (
 	maxText    = 200 // bytes of Delays
 )
 
-// delays parses Delays.
-func (s settings) delays() ([]time.Duration, error) {
-	const remedy = "write them as 10s 1m 5m"
-	if len(s.Delays) > maxText {
-		return nil, argument.New("delays", nil, fmt.Sprintf("has more than %d bytes", maxText), remedy)
+// parse returns the retry policy that the settings stand for, its delays, and the handler's steps. Bad settings are an
+// *argument.Error.
+func (s settings) parse() (p retry.Policy, delays []time.Duration, steps []step, err error) {
+	bad := func(problem string, value any) (retry.Policy, []time.Duration, []step, error) {
+		return p, nil, nil, argument.New("delays", value, problem, "write them as 10s 1m 5m")
 	}
-	var all []time.Duration
+	if len(s.Delays) > maxText {
+		return bad(fmt.Sprintf("has more than %d bytes", maxText), nil)
+	}
 	for text := range strings.FieldsSeq(strings.ReplaceAll(s.Delays, ",", " ")) {
 		d, err := time.ParseDuration(text)
-		if err != nil {
-			return nil, argument.New("delays", text, "isn't a duration", remedy)
+		if err != nil || d < time.Second || d > maxDelay {
+			return bad("isn't a duration from 1s to 720h", text)
 		}
-		if d < time.Second || d > maxDelay {
-			return nil, argument.New("delays", text, "isn't between 1s and 720h", remedy)
-		}
-		all = append(all, d)
+		delays = append(delays, d)
 	}
-	if len(all) == 0 || len(all) > maxDelays {
-		return nil, argument.New("delays", nil, fmt.Sprintf("has %d of them, and may have from 1 to %d", len(all), maxDelays), remedy)
+	if len(delays) == 0 || len(delays) > maxDelays {
+		return bad(fmt.Sprintf("has %d of them, and may have from 1 to %d", len(delays), maxDelays), nil)
 	}
-	return all, nil
-}
-
-// policy is the retry policy that the settings stand for. Go code of it is in code.go.
-func (s settings) policy() (retry.Policy, error) {
-	delays, err := s.delays()
-	if err != nil {
-		return retry.Policy{}, err
+	if s.MaxRetries < 0 || s.MaxRetries > maxRetries {
+		return p, nil, nil, argument.New("retries", s.MaxRetries, fmt.Sprintf("isn't between 0 and %d", maxRetries), "choose fewer")
 	}
-	switch {
-	case s.MaxRetries < 0 || s.MaxRetries > maxRetries:
-		return retry.Policy{}, argument.New("retries", s.MaxRetries, fmt.Sprintf("isn't between 0 and %d", maxRetries), "choose fewer")
-	case s.Failures < 0 || s.Failures > 100:
-		return retry.Policy{}, argument.New("failures", s.Failures, "isn't between 0 and 100", "choose fewer")
-	case handlerNamed(s.Handler) == nil:
-		return retry.Policy{}, argument.New("handler", s.Handler, "isn't in the list", "choose one of the list")
+	if steps, err = parseScript(s.Handler); err != nil {
+		return p, nil, nil, err
 	}
-	p := retry.Policy{Strategy: s.Strategy, MaxRetries: s.MaxRetries, Backoff: retry.Delays(delays...), Worker: "worker"}
+	p = retry.Policy{Strategy: s.each()[0].Strategy, MaxRetries: s.MaxRetries, Backoff: retry.Delays(delays...), Worker: "worker"}
 	if s.MaxRetries == 0 {
 		p.MaxRetries = retry.NoRetries
 	}
-	return p, p.Validate()
+	return p, delays, steps, p.Validate()
 }

@@ -1,25 +1,27 @@
 package main
 
 import (
+	"slices"
 	"time"
 
+	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/retry"
 )
 
 // node is a box of the drawing.
 type node struct {
-	ID   string `json:"id"`
-	Kind string `json:"kind"` // "queue" or "exchange"
-	Role string `json:"role"` // "work", "delay", "dead", or "exchange"
-	// Column is the place in the cycle, from 0.
-	Column int `json:"column"`
+	ID      string `json:"id"`
+	Kind    string `json:"kind"`    // "queue" or "exchange"
+	Role    string `json:"role"`    // "work", "delay", "dead", "foreign", or "exchange"
+	Column  int    `json:"column"`  // the place in the cycle, from 0
+	Missing bool   `json:"missing"` // the broker doesn't have this queue
 }
 
 // edge is an arrow of the drawing.
 type edge struct {
 	From string `json:"from"`
 	To   string `json:"to"`
-	Kind string `json:"kind"` // "retry" or "dead"
+	Kind string `json:"kind"` // "retry", "dead", or "foreign"
 }
 
 // drawing is the topology as the page draws it: the nodes and edges that messages of one work queue
@@ -36,17 +38,20 @@ const (
 	deadExchange    = "dead_letter_exchange"
 	givenUpExchange = "given_up_exchange"
 	returnExchange  = "return_exchange"
+	parkingQueue    = "parking_queue"
 )
 
-// draw draws the lab's topology. Edges are its bindings and dead-letter exchanges.
+// draw draws the lab's topology, and whether the broker has its queues. Edges are its bindings and dead-letter
+// exchanges. The caller holds mu.
 func (l *lab) draw() drawing {
-	d := drawing{Nodes: []node{{workQueue, "queue", "work", 0}}, Edges: []edge{}}
-	column := map[string]int{retryExchange: 1, deadExchange: 1, requeueExchange: 3, returnExchange: 3, givenUpExchange: 2}
-	for _, name := range []string{retryExchange, deadExchange, requeueExchange, returnExchange} {
-		for _, e := range l.topology.Exchanges {
-			if e.Name == name {
-				d.Nodes = append(d.Nodes, node{name, "exchange", "exchange", column[name]})
-			}
+	d := drawing{Edges: []edge{}}
+	add := func(name, kind, role string, column int) {
+		d.Nodes = append(d.Nodes, node{name, kind, role, column, kind == "queue" && !l.broker.Queue(name).Exists()})
+	}
+	add(workQueue, "queue", "work", 0)
+	for i, name := range []string{retryExchange, deadExchange, requeueExchange, returnExchange} {
+		if slices.ContainsFunc(l.topology.Exchanges, func(e declare.Exchange) bool { return e.Name == name }) {
+			add(name, "exchange", "exchange", 1+i/2*2)
 		}
 	}
 	if l.policy.Strategy == retry.StrategyRepublish {
@@ -60,64 +65,79 @@ func (l *lab) draw() drawing {
 	for _, b := range l.topology.Bindings {
 		switch {
 		case b.Source == retryExchange, b.Source == deadExchange && b.Queue != "":
-			d.Nodes = append(d.Nodes, node{b.Queue, "queue", "delay", 2})
+			add(b.Queue, "queue", "delay", 2)
 			d.Edges = append(d.Edges, edge{b.Source, b.Queue, "retry"}, edge{b.Queue, back, "retry"})
 		case b.Source == back:
 			d.Edges = append(d.Edges, edge{back, b.Queue, "retry"})
 		}
 	}
-	d.Nodes = append(d.Nodes, node{givenUpExchange, "exchange", "exchange", 2}, node{deadQueue, "queue", "dead", 3})
+	add(givenUpExchange, "exchange", "exchange", 2)
+	if l.broker.Queue(foreignQueue).Exists() {
+		add(foreignQueue, "queue", "foreign", 2)
+		for _, exchange := range l.foreign {
+			d.Edges = append(d.Edges, edge{exchange, foreignQueue, "foreign"})
+		}
+	} else {
+		l.foreign = nil
+	}
+	add(deadQueue, "queue", "dead", 3)
+	if l.broker.Queue(parkingQueue).Counts().Messages > 0 { // what couldn't return
+		add(parkingQueue, "queue", "dead", 3)
+		d.Edges = append(d.Edges, edge{back, parkingQueue, "dead"})
+	}
 	return d
 }
 
-// summary is a message without its history.
-type summary struct {
-	ID    string `json:"id"`
-	Where string `json:"where"`
-	State string `json:"state"`
-}
-
-// state is what the page shows of a run.
+// state is what the page shows of a run. Its size has a bound, however many messages there are.
 type state struct {
-	Now     int64          `json:"now"` // in ms since the run began
-	Counts  map[string]int `json:"counts"`
-	Handled int            `json:"handled"`
-	Dead    int            `json:"dead"`
-	All     []summary      `json:"all"`
+	Strategy retry.Strategy `json:"strategy"`
+	Now      int64          `json:"now"` // in ms since the run began
+	Counts   map[string]int `json:"counts"`
+	Total    int            `json:"total"`
+	States   map[string]int `json:"states"` // how many messages are in each
+	// Dots are the first messages of each queue.
+	Dots map[string][]string `json:"dots"`
 	// Shown are the newest messages, with the selected one, for the timeline.
-	Shown  []*message `json:"shown"`
-	Worker bool       `json:"worker"`
-	Alarm  bool       `json:"alarm"`
-	Error  string     `json:"error,omitempty"`
+	Shown   []message `json:"shown"`
+	Worker  bool      `json:"worker"`
+	Alarm   bool      `json:"alarm"`
+	Lines   []string  `json:"lines"`
+	Error   string    `json:"error,omitempty"`
+	Drawing drawing   `json:"drawing"`
 }
 
-// shownMessages is how many messages the timeline has.
-const shownMessages = 10
+// shownMessages is how many messages the timeline has, and shownDots how many the drawing of a queue.
+const (
+	shownMessages = 10
+	shownDots     = 6
+)
 
-// state returns what the page shows. encode is called while nothing changes.
-func (l *lab) state(selected string, encode func(state) string) string {
+// state returns what the page shows, with a number of the newest messages.
+func (l *lab) state(selected string, newest int) state {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.update()
-	s := state{Now: l.since(time.Now()), Counts: map[string]int{}, All: []summary{}, Shown: []*message{}, Worker: l.stop != nil, Alarm: l.alarm}
-	if l.err != nil {
-		s.Error = l.err.Error()
+	l.catchUp()
+	s := state{
+		Strategy: l.policy.Strategy, Now: l.since(time.Now()), Counts: map[string]int{}, Total: len(l.messages), States: map[string]int{}, Dots: map[string][]string{}, Shown: []message{},
+		Worker: l.stop != nil, Alarm: l.alarm, Lines: l.lines, Error: l.problem, Drawing: l.draw(),
 	}
-	from := max(0, len(l.messages)-shownMessages)
-	for i, m := range l.messages {
-		s.All = append(s.All, summary{m.ID, m.Where, m.State})
-		switch {
-		case m.State == "handled":
-			s.Handled++
-		case m.State == "dead":
-			s.Dead++
+	for _, n := range s.Drawing.Nodes {
+		if count := l.broker.Queue(n.ID).Counts().Messages; n.Kind == "queue" && count > 0 {
+			s.Counts[n.ID] = count
 		}
-		if m.Where != "" {
-			s.Counts[m.Where]++
+	}
+	from := max(0, len(l.messages)-newest)
+	for i, m := range l.messages {
+		s.States[m.State]++
+		for _, queue := range m.queues {
+			if (queue == m.Where || queue == foreignQueue) && len(s.Dots[queue]) < shownDots && !slices.Contains(s.Dots[queue], m.ID) {
+				s.Dots[queue] = append(s.Dots[queue], m.ID)
+			}
 		}
 		if i >= from || m.ID == selected {
-			s.Shown = append(s.Shown, m)
+			l.explain(m)
+			s.Shown = append(s.Shown, *m)
 		}
 	}
-	return encode(s)
+	return s
 }

@@ -33,6 +33,7 @@ type Broker struct {
 	clock    int64         // in ms, as of this hold of the lock; 0: not read yet
 	ahead    time.Duration // how far the clock was set ahead of this host's
 	lines    ring[line]
+	logged   uint64        // how many lines there have been
 	changed  chan struct{} // closed at the next change, nil if nobody waits
 	serial   uint64
 }

@@ -323,7 +323,7 @@ func TestLogAndChanges(t *testing.T) {
 		d, _ := r.next()
 		r.settle(d, &frames.Accepted{})
 		var kinds []string
-		for _, e := range l.b.Log() {
+		for _, e := range l.b.Log(0) {
 			if e.Queue == "q" {
 				kinds = append(kinds, e.Kind)
 				assert.Equal(t, e.Kind == "queue declared", e.MessageID == nil)
@@ -359,7 +359,7 @@ func TestAQueueWithMoreDelayedThanItMayHoldHangs(t *testing.T) {
 			r.settle(d, later)
 		}
 		hangs := 0
-		for _, e := range l.b.Log() {
+		for _, e := range l.b.Log(0) {
 			if e.Kind == logHung {
 				hangs++
 			}

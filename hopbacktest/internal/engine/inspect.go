@@ -3,6 +3,7 @@ package engine
 import (
 	"maps"
 	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -151,6 +152,23 @@ type MessageInfo struct {
 // those that consumers hold, the delayed ones, and those that wait for their
 // dead-lettering.
 func (b *Broker) Messages(vhost, name string) ([]MessageInfo, error) {
+	return b.selected(vhost, name, func(*message) bool { return true })
+}
+
+// Message is the first one of Messages with a message-id, and false if there is none. The id is a value of Entry.MessageID.
+func (b *Broker) Message(vhost, name string, id any) (MessageInfo, bool) {
+	text, isText := id.(string)
+	all, err := b.selected(vhost, name, func(m *message) bool {
+		return m.id != "" && (!isText || strings.HasSuffix(m.id, text)) && reflect.DeepEqual(read([]byte(m.id)), id)
+	})
+	if err != nil || len(all) == 0 {
+		return MessageInfo{}, false
+	}
+	return all[0], true
+}
+
+// selected are those of Messages that want has chosen.
+func (b *Broker) selected(vhost, name string, want func(*message) bool) ([]MessageInfo, error) {
 	b.peek()
 	defer b.mu.Unlock()
 	q, err := b.find(vhost, name)
@@ -158,34 +176,39 @@ func (b *Broker) Messages(vhost, name string) ([]MessageInfo, error) {
 		return nil, err
 	}
 	var all []MessageInfo
-	add := func(state string, e *entry) *MessageInfo {
+	add := func(state string, e *entry, edit func(*MessageInfo)) {
+		if !want(e.msg) {
+			return
+		}
 		i := MessageInfo{State: state, Message: q.peek(e)}
 		if e.expiry != 0 {
 			i.Expires = time.UnixMilli(e.expiry)
 		}
+		if edit != nil {
+			edit(&i)
+		}
 		all = append(all, i)
-		return &all[len(all)-1]
 	}
-	q.ready.all(func(e *entry) { add(StateReady, e) })
+	q.ready.all(func(e *entry) { add(StateReady, e, nil) })
 	for _, c := range q.consumers {
 		for d := c.oldest; d != nil; d = d.next {
 			if !d.revoked {
-				add(StateHeld, d.entry)
+				add(StateHeld, d.entry, nil)
 			}
 		}
 	}
 	waiting := slices.Clone(q.delayed.h)
 	slices.SortFunc(waiting, (*delayItem).before)
 	for _, d := range waiting {
-		add(StateDelayed, d.e).Due = time.UnixMilli(d.at)
+		add(StateDelayed, d.e, func(i *MessageInfo) { i.Due = time.UnixMilli(d.at) })
 	}
 	if q.worker != nil {
 		for _, l := range q.worker.pending {
-			add(StateDeadLettering, l.entry).Reason = l.reason
+			add(StateDeadLettering, l.entry, func(i *MessageInfo) { i.Reason = l.reason })
 		}
 		for i := range q.worker.waiting.len() {
 			l := q.worker.waiting.at(i)
-			add(StateDeadLettering, l.entry).Reason = l.reason
+			add(StateDeadLettering, l.entry, func(i *MessageInfo) { i.Reason = l.reason })
 		}
 	}
 	return all, nil

@@ -4,10 +4,11 @@ import "time"
 
 // Entry is a line of the event log.
 type Entry struct {
-	Time  time.Time
-	Kind  string // such as "published", "delivered", "accepted", "expired"
-	VHost string
-	Queue string
+	Number uint64 // counts the log's entries, from 1
+	Time   time.Time
+	Kind   string // such as "published", "delivered", "accepted", "expired"
+	VHost  string
+	Queue  string
 	// MessageID is the message's message-id, nil if it has none.
 	MessageID any
 }
@@ -51,16 +52,21 @@ func (b *Broker) log(q *queue, kind string, m *message) {
 		l.id = m.id
 	}
 	b.lines.push(l)
+	b.logged++
 }
 
-// Log returns the log's entries, oldest first.
-func (b *Broker) Log() []Entry {
+// Log returns the log's entries behind the n-th one, oldest first.
+func (b *Broker) Log(n uint64) []Entry {
 	b.peek()
 	defer b.mu.Unlock()
-	entries := make([]Entry, 0, b.lines.len())
-	for i := range b.lines.len() {
+	newer := 0
+	if n < b.logged {
+		newer = int(min(b.logged-n, uint64(b.lines.len())))
+	}
+	entries := make([]Entry, 0, newer)
+	for i := b.lines.len() - newer; i < b.lines.len(); i++ {
 		l := b.lines.at(i)
-		e := Entry{Time: time.UnixMilli(l.at), Kind: l.kind}
+		e := Entry{Number: b.logged - uint64(b.lines.len()-1-i), Time: time.UnixMilli(l.at), Kind: l.kind}
 		if l.queue != nil {
 			e.VHost, e.Queue = l.queue.vhost.name, l.queue.name
 		}

@@ -2,18 +2,13 @@
 "use strict";
 (() => {
   const at = (id) => document.getElementById(id);
-  const el = (tag, attributes = {}, ...children) => {
-    const e = document.createElement(tag);
+  const maker = (create) => (tag, attributes = {}, ...children) => {
+    const e = create(tag);
     for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
     e.append(...children);
     return e;
   };
-  const svg = (tag, attributes = {}, ...children) => {
-    const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
-    e.append(...children);
-    return e;
-  };
+  const el = maker((tag) => document.createElement(tag)), svg = maker((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
   const call = (name, ...args) => JSON.parse(window.hopback[name](...args));
   const narrow = matchMedia("(max-width: 720px)");
   const form = at("settings"), publish = at("publish"), examine = at("examine");
@@ -65,48 +60,46 @@
     const [w, h] = arrange(), root = at("topology");
     root.setAttribute("viewBox", `0 0 ${w} ${h}`);
     const tip = (kind) => svg("marker", { id: "tip-" + kind, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { d: "M0 0L8 4L0 8", class: "line " + kind }));
-    root.replaceChildren(svg("defs", {}, tip("retry"), tip("dead")));
+    root.replaceChildren(svg("defs", {}, tip("retry"), tip("dead"), tip("foreign")));
     for (const e of drawing.edges) if (place[e.from] && place[e.to]) root.append(svg("path", { d: curve(place[e.from], place[e.to]), class: "line " + e.kind, "marker-end": `url(#tip-${e.kind})` }));
     for (const n of drawing.nodes) {
       const p = place[n.id];
-      root.append(svg("g", { class: n.role },
+      root.append(svg("g", { class: n.role + (n.missing ? " missing" : "") },
         svg("rect", { class: "box", x: p.x, y: p.y, width: p.w, height: p.h, rx: n.kind === "queue" ? 8 : 26 }),
         svg("text", { x: p.x + p.w / 2, y: p.y + 21, "text-anchor": "middle" }, n.id),
         svg("text", { class: "sub", x: p.x + p.w / 2, y: p.y + 38, "text-anchor": "middle", "data-queue": n.kind === "queue" ? n.id : "" }, n.kind)));
     }
     dots = new Map();
   };
-  const shownDots = 6;
   const moveDots = (state) => {
-    const inQueue = {}, gone = new Set(dots.keys());
-    for (const m of state.all) {
-      const p = place[m.where];
-      if (!p) continue;
-      const i = inQueue[m.where] = (inQueue[m.where] || 0) + 1;
-      if (i > shownDots) continue;
-      let dot = dots.get(m.id);
+    const gone = new Set(dots.keys());
+    for (const [queue, ids] of Object.entries(state.dots)) ids.forEach((id, i) => {
+      const p = place[queue], key = queue === "foreign" ? "copy " + id : id; // a copy is another message
+      if (!p) return;
+      let dot = dots.get(key);
       if (!dot) {
-        dot = svg("g", { class: "dot" }, svg("circle", { r: 9 }), svg("text", { y: 3.5 }, m.id));
-        dots.set(m.id, dot);
+        dot = svg("g", { class: "dot" }, svg("circle", { r: 9 }), svg("text", { y: 3.5 }, id));
+        dots.set(key, dot);
         at("topology").append(dot);
       }
-      dot.style.transform = `translate(${p.x + 18 + (i - 1) * 21}px, ${p.y + p.h}px)`;
-      gone.delete(m.id);
-    }
-    for (const id of gone) { dots.get(id).remove(); dots.delete(id); }
+      dot.style.transform = `translate(${p.x + 18 + i * 21}px, ${p.y + p.h}px)`;
+      gone.delete(key);
+    });
+    for (const key of gone) { dots.get(key).remove(); dots.delete(key); }
     const counts = [];
     for (const text of at("topology").querySelectorAll("text[data-queue]")) {
       const queue = text.getAttribute("data-queue");
       if (!queue) continue;
-      const n = state.counts[queue] || 0;
-      text.textContent = n === 1 ? "1 message" : n + " messages";
-      counts.push(queue + ": " + n);
+      const n = state.counts[queue] || 0, missing = drawing.nodes.some((node) => node.id === queue && node.missing);
+      text.textContent = missing ? "doesn't exist" : n === 1 ? "1 message" : n + " messages";
+      counts.push(queue + ": " + (missing ? "doesn't exist" : n));
     }
     at("topology").setAttribute("aria-label", "Topology, with the number of messages in each queue. " + counts.join(", "));
   };
 
   // The timeline: a row for each message, and in it what the broker and the handler did.
   const colorOf = (queue) => queue === "orders" ? "work" : queue === "orders.dead" ? "dead" : "delay";
+  const ends = ["handled", "dead", "lost", "refused"], done = (m) => ends.includes(m.state);
   const segments = (m, now) => {
     const all = [];
     let kind = "", from = 0, queue = "";
@@ -115,47 +108,53 @@
       [kind, from, queue] = [next, e.at, e.queue || queue];
     };
     for (const e of m.entries) {
+      if (e.queue === "foreign") continue;
       if (e.kind === "published" || e.kind === "returned" || e.kind === "revoked") turn(colorOf(e.queue), e);
       else if (e.kind === "delivered") turn("run", e);
       else if (e.kind === "delayed") turn("delay", e);
-      else if (e.kind === "accepted" && e.queue === queue) turn("", e);
+      else if (["accepted", "dropped", "queue deleted"].includes(e.kind) && e.queue === queue) turn("", e);
     }
     if (kind) all.push({ kind, from, to: Math.max(from, now) });
     return all;
   };
-  const drawTimeline = (state) => {
-    const root = at("timeline"), w = Math.max(280, root.parentElement.clientWidth - 34), row = 26, left = 34;
-    if (state.shown.length === 0) return;
-    const begin = Math.min(...state.shown.map((m) => m.entries.length ? m.entries[0].at : state.now));
-    const open = state.shown.some((m) => m.state !== "handled" && m.state !== "dead");
-    const end = open ? state.now : Math.max(...state.shown.map((m) => m.entries[m.entries.length - 1].at)) * 1.0 + 1000;
+  // Runs side by side are one below the other, over the same time.
+  const drawTimeline = (labs) => {
+    const root = at("timeline"), w = Math.max(280, root.parentElement.clientWidth - 34), row = 26, left = 46;
+    const all = labs.flatMap((lab) => lab.shown.filter((m) => m.entries.length > 0));
+    if (all.length === 0) return;
+    const begin = Math.min(...all.map((m) => m.entries[0].at));
+    const end = all.every(done) ? Math.max(...all.map((m) => m.entries[m.entries.length - 1].at)) + 1000 : labs[0].now;
     const x = (ms) => left + (Math.min(ms, end) - begin) / Math.max(1, end - begin) * (w - left - 14);
-    root.setAttribute("viewBox", `0 0 ${w} ${state.shown.length * row + 22}`);
     const parts = [];
+    let y = 4;
+    for (const lab of labs) {
+      if (labs.length > 1) {
+        parts.push(svg("text", { class: "sub", x: 0, y: y + 14 }, `${lab.strategy}: ${lab.states.handled || 0} handled, ${lab.states.dead || 0} dead letters`));
+        y += row;
+      }
+      for (const m of lab.shown) {
+        parts.push(svg("text", { x: 0, y: y + 14 }, m.id));
+        for (const s of segments(m, end)) parts.push(svg("rect", { class: "bar-" + s.kind, x: x(s.from), y: y + 2, width: Math.max(2, x(s.to) - x(s.from)), height: 14, rx: 3 }));
+        for (const e of m.entries) {
+          const sign = e.kind === "succeeded" ? "✓" : ["failed", "panicked", "crashed", "refused", "queue deleted"].includes(e.kind) ? "✕" : "";
+          if (sign) parts.push(svg("text", { class: "mark", x: x(e.at), y: y + 14 }, svg("title", {}, e.text || e.kind), sign));
+        }
+        y += row;
+      }
+    }
     for (const i of [0, 1, 2, 3]) {
       const ms = begin + (end - begin) * i / 3;
-      parts.push(svg("line", { class: "tick", x1: x(ms), x2: x(ms), y1: 0, y2: state.shown.length * row }));
-      parts.push(svg("text", { class: "sub", x: x(ms), y: state.shown.length * row + 15, "text-anchor": i === 0 ? "start" : i === 3 ? "end" : "middle" }, seconds(ms - begin)));
+      parts.unshift(svg("line", { class: "tick", x1: x(ms), x2: x(ms), y1: 0, y2: y }));
+      parts.push(svg("text", { class: "sub", x: x(ms), y: y + 13, "text-anchor": i === 0 ? "start" : i === 3 ? "end" : "middle" }, seconds(ms - begin)));
     }
-    state.shown.forEach((m, i) => {
-      const y = i * row + 4;
-      parts.push(svg("text", { x: 0, y: y + 14 }, m.id));
-      for (const s of segments(m, end)) parts.push(svg("rect", { class: "bar-" + s.kind, x: x(s.from), y: y + 2, width: Math.max(2, x(s.to) - x(s.from)), height: 14, rx: 3 }));
-      for (const e of m.entries) {
-        const sign = e.kind === "succeeded" ? "✓" : ["failed", "panicked", "crashed"].includes(e.kind) ? "✕" : "";
-        if (sign) parts.push(svg("text", { class: "mark", x: x(e.at), y: y + 14 }, svg("title", {}, e.text), sign));
-      }
-    });
+    root.setAttribute("viewBox", `0 0 ${w} ${y + 20}`);
     root.replaceChildren(...parts);
-    root.setAttribute("aria-label", "Timeline of " + state.shown.length + " messages. " + state.shown.map((m) => "Message " + m.id + ": " + m.state + (m.where ? " in " + m.where : "")).join(". "));
+    root.setAttribute("aria-label", "Timeline of " + all.length + " messages. " + labs.map((lab) => (labs.length > 1 ? "Strategy " + lab.strategy + ". " : "") + lab.shown.map((m) => "Message " + m.id + ": " + m.state + (m.where ? " in " + m.where : "")).join(". ")).join(". "));
   };
 
   const drawHistory = (state) => {
-    const list = at("selected");
-    if (list.options.length > state.all.length) list.replaceChildren();
-    for (const m of state.all.slice(list.options.length)) list.append(el("option", { value: m.id }, m.id));
-    if (follow && state.all.length) selected = state.all[state.all.length - 1].id;
-    if (list.value !== selected) list.value = selected;
+    if (follow && state.total) selected = String(state.total);
+    if (at("selected").value !== selected && document.activeElement !== at("selected")) at("selected").value = selected;
     const m = state.shown.find((m) => m.id === selected);
     const rows = !m ? [] : m.entries.map((e) => el("tr", {}, el("td", {}, seconds(e.at - m.entries[0].at)), el("td", {}, e.kind), el("td", {}, e.queue || ""), el("td", {}, e.text || "")));
     at("history").replaceChildren(...rows);
@@ -168,36 +167,46 @@
   const show = (real) => {
     if (real - shownAt < 100) return;
     shownAt = real;
-    const state = call("state", selected);
-    complain(refused || state.error || "");
-    if (!state.all) return;
+    const labs = call("state", selected);
+    complain(refused || labs.error || (labs[0] && labs.map((lab) => lab.error).find(Boolean)) || "");
+    for (const b of document.querySelectorAll("#publish button, [role=group] button")) b.disabled = !labs[0];
+    if (!labs[0]) return; // a run is starting
     if (first) { // a run has just started
-      call("send", first);
+      call("send", first, 1);
       first = "";
       clock.speed = Number(at("speed").value);
     }
+    options("shown", labs.map((lab) => lab.strategy));
+    at("one").hidden = labs.length === 1;
+    const state = labs[at("shown").selectedIndex] || labs[0];
     const layout = JSON.stringify([state.drawing, narrow.matches]);
     if (layout !== drawn) {
-      [drawing, drawn] = [state.drawing, layout];
+      [drawing, drawn, last.changed] = [state.drawing, layout, ""];
       drawTopology();
+      for (const kind of ["queue", "exchange"]) options(kind, drawing.nodes.filter((n) => n.kind === kind && !n.missing).map((n) => n.id));
     }
     at("now").textContent = seconds(state.now);
-    const changed = JSON.stringify([state.all, state.shown.map((m) => m.entries.length), selected, layout]);
-    const open = state.all.length - state.handled - state.dead;
+    const changed = JSON.stringify([labs.map((lab) => [lab.total, lab.counts, lab.dots, lab.states, lab.shown.map((m) => m.entries.length)]), state.lines, selected]);
     if (changed !== last.changed) {
       last.changed = changed;
-      at("handled").textContent = state.handled;
-      at("dead").textContent = state.dead;
-      at("open").textContent = open;
+      for (const id of ends) at(id).textContent = state.states[id] || 0;
+      at("open").textContent = ends.reduce((open, id) => open - (state.states[id] || 0), state.total);
+      at("lines").textContent = (state.lines || []).join("\n") || "Nothing";
       moveDots(state);
       drawHistory(state);
-      drawTimeline(state);
-    } else if (open > 0) drawTimeline(state);
+      drawTimeline(labs);
+    } else if (labs.some((lab) => lab.shown.some((m) => !done(m)))) drawTimeline(labs);
     toggle(at("worker"), !state.worker, "Start a worker", "Stop the worker");
     toggle(at("alarm"), state.alarm, "Clear the memory alarm", "Raise a memory alarm");
     if (last.said && real - saidAt > 1000) {
       [saidAt, at("said").textContent, last.said] = [real, last.said, ""];
     }
+  };
+  const options = (id, names) => {
+    const was = at(id).value;
+    if ([...at(id).options].map((o) => o.value).join() === names.join()) return;
+    at(id).replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+    if (names.includes(was)) at(id).value = was;
   };
   const toggle = (button, on, textOn, textOff) => {
     button.setAttribute("aria-pressed", String(on));
@@ -211,7 +220,7 @@
     if (at("problem").textContent !== text) at("problem").textContent = text;
   };
 
-  const settings = () => JSON.stringify({ strategy: form.strategy.value, handler: form.handler.value, failures: Number(form.failures.value), maxRetries: Number(form.maxRetries.value), delays: form.delays.value });
+  const settings = () => JSON.stringify({ strategy: form.strategy.value, handler: form.script.value, maxRetries: Number(form.maxRetries.value), delays: form.delays.value });
   const showCode = () => {
     const answer = call("code", settings());
     at("code").textContent = answer.code || answer.error;
@@ -225,20 +234,27 @@
     clock.speed = 1; // until the first message is published
     at("history").replaceChildren();
   };
-  const send = (body) => refuse(call("send", body));
 
   const play = () => {
-    for (const h of call("handlers")) form.handler.append(el("option", { value: h.name }, h.text));
+    const handlers = call("handlers");
+    for (const h of handlers) form.handler.append(el("option", { value: h.name }, h.text));
+    form.handler.append(el("option", { value: "" }, "as written"));
+    const choose = () => { form.script.value = (handlers.find((h) => h.name === form.handler.value) || form.script).script || form.script.value; };
+    form.handler.addEventListener("change", choose);
+    form.script.addEventListener("input", () => { form.handler.value = (handlers.find((h) => h.script === form.script.value) || { name: "" }).name; });
+    choose();
     form.addEventListener("submit", start);
     form.addEventListener("change", showCode);
-    publish.addEventListener("submit", () => { send(publish.body.value); follow = true; });
-    at("many").addEventListener("click", () => { for (let i = 0; i < 10; i++) send(publish.body.value); });
+    publish.addEventListener("submit", () => { refuse(call("send", publish.body.value, Number(publish.number.value))); follow = true; });
     at("speed").addEventListener("change", () => { if (!first) clock.speed = Number(at("speed").value); });
-    at("selected").addEventListener("change", () => { selected = at("selected").value; follow = false; });
-    at("cut").addEventListener("click", () => call("act", "cut"));
-    at("worker").addEventListener("click", () => call("act", at("worker").getAttribute("aria-pressed") === "true" ? "start" : "stop"));
-    at("alarm").addEventListener("click", () => call("act", at("alarm").getAttribute("aria-pressed") === "true" ? "no alarm" : "alarm"));
-    narrow.addEventListener("change", () => { last.changed = ""; });
+    at("shown").addEventListener("change", () => { last.changed = ""; });
+    at("selected").addEventListener("change", () => { selected = String(Number(at("selected").value)); follow = false; });
+    const act = (id, name, ...whenPressed) => at(id).addEventListener("click", () => call("act", whenPressed[Number(at(id).getAttribute("aria-pressed") === "true")] || id, name ? at(name).value : ""));
+    for (const id of ["cut", "apply", "import"]) act(id);
+    act("worker", "", "stop", "start");
+    act("alarm", "", "alarm", "no alarm");
+    act("delete", "queue");
+    act("bind", "exchange");
     addEventListener("resize", () => { last.changed = ""; });
     start();
   };
@@ -250,29 +266,31 @@
   const diagnose = (bytes) => {
     at("findings").replaceChildren();
     at("downloads").hidden = true;
-    if (bytes.length > largest) return verdict("The file has more than 8 MiB. Run hopback doctor on it.");
     verdict("Examining …");
     clock.later(() => {
       const answer = call("doctor", bytes);
       if (answer.error) return verdict(answer.error);
       report = answer;
-      verdict(answer.total);
+      const lines = answer.text.trim().split("\n");
+      verdict(lines[0] + ". " + lines[lines.length - 1]);
       at("downloads").hidden = false;
-      at("findings").replaceChildren(...answer.frameworks.map((f) => el("p", { class: "card" }, "Recognized: " + f)), ...answer.groups.map(finding), ...answer.report.unseen.map((u) => el("p", { class: "card" }, "Not seen: " + u.part + ": " + u.why + "." + (u.rules.length ? " Not checked: " + u.rules.join(", ") + "." : ""))));
+      const { frameworks, findings, unseen } = answer.report, card = (text) => el("p", { class: "card" }, text);
+      at("findings").replaceChildren(...frameworks.map((f) => card("Recognized: " + f.name + ": " + f.because + ". " + (f.cure || ""))), ...findings.map(finding), ...unseen.map((u) => card("Not seen: " + u.part + ": " + u.why + "." + (u.rules.length ? " Not checked: " + u.rules.join(", ") + "." : ""))));
     }, 30);
   };
-  const finding = (g) => {
-    const places = (g.places || []).map((p) => {
-      const item = el("li", {}, p.text);
+  const finding = ({ severity, count, rule, places }) => {
+    const shown = places.slice(0, 20).map((p) => {
+      const where = p.resource.kind + " " + p.resource.name + (p.vhost && p.vhost !== "/" ? " in " + p.vhost : "");
+      const item = el("li", {}, where + ": " + p.problem + ".");
       if (p.path) item.append(el("div", { class: "path" }, p.path.map((step, i) => i % 2 === 0 ? step : step ? " ──" + step + "──▶ " : " ──▶ ").join("")));
       return item;
     });
-    const card = el("article", { class: "card finding " + g.severity }, el("h3", {}, g.severity + ": " + g.rule + ", " + (g.count === 1 ? "1 place" : g.count + " places")), el("ul", {}, ...places));
-    if (g.count > places.length) card.append(el("p", {}, "… and " + (g.count - places.length) + " more, in the downloads."));
-    if (g.happens) card.append(el("p", {}, "What happens: " + g.happens));
-    card.append(el("p", {}, "Fix: " + g.remedy + "."));
-    if (g.fix) card.append(el("pre", {}, g.fix));
-    if (g.docs.startsWith("https://")) card.append(el("p", {}, el("a", { href: g.docs, rel: "noreferrer noopener", target: "_blank" }, g.docs)));
+    const card = el("article", { class: "card finding " + severity }, el("h3", {}, severity + ": " + rule.id + ", " + (count === 1 ? "1 place" : count + " places")), el("ul", {}, ...shown));
+    if (count > shown.length) card.append(el("p", {}, "… and " + (count - shown.length) + " more, in the downloads."));
+    if (rule.happens) card.append(el("p", {}, "What happens: " + rule.happens));
+    card.append(el("p", {}, "Fix: " + rule.remedy + "."));
+    if (rule.fix) card.append(el("pre", {}, rule.fix));
+    if ((rule.docs || "").startsWith("https://")) card.append(el("p", {}, el("a", { href: rule.docs, rel: "noreferrer noopener", target: "_blank" }, rule.docs)));
     return card;
   };
   const read = async (file) => {
@@ -305,7 +323,7 @@
   addEventListener("hopback", () => {
     document.head.append(el("meta", { "http-equiv": "Content-Security-Policy", content: "default-src 'none'; script-src 'wasm-unsafe-eval'; base-uri 'none'; form-action 'none'" }));
     at("status").hidden = true;
-    for (const b of document.querySelectorAll("button")) b.disabled = false;
+    for (const b of document.querySelectorAll("#settings button, #doctor button")) b.disabled = false;
     doctor();
     play();
     clock.onStep = show;

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -77,16 +78,11 @@ func (c *command) playgroundNow(listen, dir string) error {
 		return errors.Join(err, l.Close())
 	}
 	server := &http.Server{Handler: site(root.FS()), ReadHeaderTimeout: headerPatience}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
-	select {
-	case <-c.ctx.Done():
-		_ = server.Close()
-		<-ended
-		return nil
-	case err := <-ended:
+	context.AfterFunc(c.ctx, func() { _ = server.Close() })
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("the server stopped: %w", err)
 	}
+	return nil
 }
 
 // siteTypes are the types of the page's files. Nothing else is served.
