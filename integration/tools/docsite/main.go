@@ -1,11 +1,12 @@
-// Command docsite makes a static site of docs/, with a search that runs in the browser. "make site" runs it. The
-// playground's style sheet has to be in the folder above the site.
+// Command docsite makes a static site of README.md and docs/, with a search and programs that run in the browser. "make site"
+// runs it. The playground's style sheet and its clock have to be in the folder above the site.
 package main
 
 import (
 	"bytes"
 	"embed"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"html/template"
@@ -36,12 +37,16 @@ var layout = template.Must(template.ParseFS(assets, "assets/page.html"))
 // pictures finds the files of <picture> elements.
 var pictures = regexp.MustCompile(`(?:src|srcset)="([a-z][a-z./-]*)"`)
 
-// document is a page of docs/.
+// document is README.md or a page of docs/.
 type document struct {
-	Name, Title string // of the file, without .md; the first heading
+	Name, Title string // of the file, without .md, or "index"; the first heading
+	folder      string // of the file, "docs" or ""
 	source      []byte
 	root        ast.Node
 	images      map[string]bool // below docs/
+
+	program   string // that the page can run, without "package ", or ""
+	Arguments string // of its command line
 }
 
 // anchors are the headings' IDs of a document: those of GitHub, which the documents' links have.
@@ -80,38 +85,47 @@ func main() {
 	from := flag.String("docs", filepath.Join("..", "..", "docs"), "`folder` of the documents")
 	to := flag.String("o", filepath.Join("..", "..", "bin", "site", "docs"), "`folder` to write")
 	flag.Parse()
-	pages, err := build(*from, *to)
+	docs, _ := filepath.Abs(*from) // fails only in a folder that was deleted, and so does the build
+	site, _ := filepath.Abs(*to)
+	pages, err := build(docs, site)
+	if err == nil {
+		fmt.Printf("%s: %d pages\n", *to, len(pages))
+		err = compile(filepath.Dir(docs), site, pages)
+	}
 	if err != nil {
 		log.Fatal("docsite: ", err)
 	}
-	fmt.Printf("%s: %d pages\n", *to, pages)
 }
 
-// build writes the site, and returns how many pages it has.
-func build(from, to string) (pages int, err error) {
+// build writes the pages, and returns them.
+func build(from, to string) (all []*document, err error) {
 	names, err := filepath.Glob(filepath.Join(from, "*.md"))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	if len(names) == 0 {
-		return 0, fmt.Errorf("there are no documents in %s", from)
+		return nil, fmt.Errorf("there are no documents in %s", from)
 	}
 	// The policy of the pages forbids styles in elements.
 	table := extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute))
 	// The documents' HTML is ours: pictures for light and dark, and comments.
 	markdown := goldmark.New(goldmark.WithRendererOptions(html.WithUnsafe()), goldmark.WithExtensions(table, extension.Linkify), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
-	var all []*document
-	for _, name := range names {
+	for _, name := range append([]string{filepath.Join(from, "..", "README.md")}, names...) {
 		source, err := os.ReadFile(name)
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		d := &document{Name: strings.TrimSuffix(filepath.Base(name), ".md"), source: source, root: markdown.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(anchors{})))), images: map[string]bool{}}
+		d := &document{Name: strings.TrimSuffix(filepath.Base(name), ".md"), folder: "docs", images: map[string]bool{}}
+		if d.Name == "README" {
+			d.Name, d.folder, source = "index", "", bytes.ReplaceAll(source, []byte(`="docs/`), []byte(`="`))
+		}
+		d.source, d.root = source, markdown.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(anchors{}))))
+		d.findProgram()
 		all = append(all, d)
 	}
 	var index []section
 	if err := os.MkdirAll(to, 0o755); err != nil {
-		return 0, err
+		return nil, err
 	}
 	for _, d := range all {
 		index = append(index, d.sections()...)
@@ -119,47 +133,31 @@ func build(from, to string) (pages int, err error) {
 	for _, d := range all {
 		d.link()
 		var body, page bytes.Buffer
-		if err := markdown.Renderer().Render(&body, d.source, d.root); err != nil {
-			return 0, err
-		}
-		data := map[string]any{"Page": d, "All": all, "Body": template.HTML(body.String())}
-		if err := layout.Execute(&page, data); err != nil {
-			return 0, err
-		}
-		if err := os.WriteFile(filepath.Join(to, d.Name+".html"), page.Bytes(), 0o644); err != nil {
-			return 0, err
-		}
+		err := markdown.Renderer().Render(&body, d.source, d.root)
+		data := map[string]any{"Page": d, "Runs": d.program != "", "All": all, "Body": template.HTML(body.String())}
+		err = errors.Join(err, layout.Execute(&page, data), os.WriteFile(filepath.Join(to, d.Name+".html"), page.Bytes(), 0o644))
 		for _, m := range pictures.FindAllSubmatch(d.source, -1) {
 			d.images[string(m[1])] = true
 		}
 		for image := range d.images {
-			if err := copyFile(filepath.Join(from, image), filepath.Join(to, image)); err != nil {
-				return 0, err
-			}
+			err = errors.Join(err, copyFile(filepath.Join(from, image), filepath.Join(to, image)))
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	return len(all), finish(to, index)
+	return all, finish(to, index)
 }
 
-// finish writes the first page, the index of the search, and the assets.
+// finish writes the index of the search, and the assets.
 func finish(to string, index []section) error {
 	found, err := json.Marshal(index)
-	if err != nil {
-		return err
+	err = errors.Join(err, os.WriteFile(filepath.Join(to, "search.json"), found, 0o644))
+	for _, name := range []string{"docs.css", "docs.js", "run.js"} {
+		content, failed := assets.ReadFile("assets/" + name)
+		err = errors.Join(err, failed, os.WriteFile(filepath.Join(to, name), content, 0o644))
 	}
-	if err := os.WriteFile(filepath.Join(to, "search.json"), found, 0o644); err != nil {
-		return err
-	}
-	for _, name := range []string{"docs.css", "docs.js"} {
-		content, err := assets.ReadFile("assets/" + name)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(to, name), content, 0o644); err != nil {
-			return err
-		}
-	}
-	return copyFile(filepath.Join(to, "getting-started.html"), filepath.Join(to, "index.html"))
+	return err
 }
 
 func copyFile(from, to string) error {
@@ -167,10 +165,7 @@ func copyFile(from, to string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(to, content, 0o644)
+	return errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, content, 0o644))
 }
 
 // sections cuts the document at its headings, and finds its title.
@@ -238,6 +233,7 @@ func (d *document) link() {
 			n.Destination = []byte(d.address(string(n.Destination)))
 		case *ast.Image:
 			if !bytes.Contains(n.Destination, []byte("://")) {
+				n.Destination = bytes.TrimPrefix(n.Destination, []byte("docs/"))
 				d.images[string(n.Destination)] = true
 			}
 		}
@@ -250,11 +246,14 @@ func (d *document) address(to string) string {
 		return to
 	}
 	file, anchor, anchored := strings.Cut(to, "#")
-	file = path.Clean(path.Join("docs", file))
+	file = path.Join(d.folder, file)
 	name, page := strings.CutSuffix(strings.TrimPrefix(file, "docs/"), ".md")
-	if page && strings.HasPrefix(file, "docs/") && !strings.Contains(name, "/") {
+	switch {
+	case file == "README.md":
+		to = "index.html"
+	case page && strings.HasPrefix(file, "docs/") && !strings.Contains(name, "/"):
 		to = name + ".html"
-	} else {
+	default:
 		to = repository + file
 	}
 	if anchored {
