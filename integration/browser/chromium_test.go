@@ -434,4 +434,4 @@ func (b *tab) calm() {
 }
 
 // docs is where the pictures are.
-var docs = filepath.Join("..", "..", "docs", "desk")
+var docs = filepath.Join("..", "..", "docs")
