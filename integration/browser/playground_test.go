@@ -414,7 +414,7 @@ func TestPlaygroundsPicture(t *testing.T) {
 		b.screen(1000, int(b.eval(`(`+place+`)("#timeline").bottom - (`+place+`)(".facts").top + 14`).(float64)), 2)
 		for _, scheme := range []string{"light", "dark"} {
 			b.scheme(scheme)
-			b.until(`new Promise((done) => { scrollTo(0, (`+place+`)(".facts").top + scrollY - 8); requestAnimationFrame(() => requestAnimationFrame(() => done(true))); })`)
+			b.until(`new Promise((done) => { scrollTo(0, (` + place + `)(".facts").top + scrollY - 8); requestAnimationFrame(() => requestAnimationFrame(() => done(true))); })`)
 			keep(t, "playground-"+scheme+".png", b.picture())
 		}
 	}
