@@ -404,14 +404,19 @@ func TestPlaygroundsPicture(t *testing.T) {
 		_, b := openPlayground(t)
 		b.speed(60)
 		b.click("Start again")
-		for _, second := range []int{30, 75} {
-			b.until(fmt.Sprintf(`JSON.parse(window.hopback.state("1")).now > %d`, second*1000))
-			b.click("Publish")
+		shows := func(states string) {
+			b.until(fmt.Sprintf(`document.getElementById("timeline").getAttribute("aria-label").endsWith(%q)`, states))
 		}
-		b.until(`document.getElementById("timeline").getAttribute("aria-label").endsWith("waits in delay_60s. Message 3: waits in delay_10s")`)
+		shows("Message 1: waits in delay_60s")
+		b.click("Publish")
+		shows("Message 1: waits in delay_60s. Message 2: waits in delay_60s")
+		b.speed(10) // the next two are up to ten seconds apart
+		shows("Message 1: handled. Message 2: waits in delay_60s")
+		b.click("Publish")
+		shows("Message 2: waits in delay_60s. Message 3: waits in delay_10s")
 		b.speed(0)
 		const place = `(id) => document.querySelector(id).getBoundingClientRect()`
-		b.screen(1000, int(b.eval(`(`+place+`)("#timeline").bottom - (`+place+`)(".facts").top + 14`).(float64)), 2)
+		b.screen(1000, int(b.eval(`(`+place+`)("#timeline").bottom - (`+place+`)(".facts").top + 2`).(float64)), 2)
 		for _, scheme := range []string{"light", "dark"} {
 			b.scheme(scheme)
 			b.until(`new Promise((done) => { scrollTo(0, (` + place + `)(".facts").top + scrollY - 8); requestAnimationFrame(() => requestAnimationFrame(() => done(true))); })`)

@@ -34,7 +34,7 @@ var assets embed.FS
 
 var layout = template.Must(template.ParseFS(assets, "assets/page.html"))
 
-// pictures finds the files of <picture> elements.
+// pictures finds the files of pictures.
 var pictures = regexp.MustCompile(`(?:src|srcset)="([a-z][a-z./-]*)"`)
 
 // document is README.md or a page of docs/.
@@ -43,10 +43,8 @@ type document struct {
 	folder      string // of the file, "docs" or ""
 	source      []byte
 	root        ast.Node
-	images      map[string]bool // below docs/
-
-	program   string // that the page can run, without "package ", or ""
-	Arguments string // of its command line
+	program     string // that the page can run, without "package ", or ""
+	Arguments   string // of its command line
 }
 
 // anchors are the headings' IDs of a document: those of GitHub, which the documents' links have.
@@ -97,67 +95,49 @@ func main() {
 	}
 }
 
-// build writes the pages, and returns them.
+// build writes the pages, the index of the search, and the assets. It returns the pages.
 func build(from, to string) (all []*document, err error) {
 	names, err := filepath.Glob(filepath.Join(from, "*.md"))
-	if err != nil {
-		return nil, err
-	}
-	if len(names) == 0 {
+	if err != nil || len(names) == 0 {
 		return nil, fmt.Errorf("there are no documents in %s", from)
 	}
 	// The policy of the pages forbids styles in elements.
 	table := extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute))
 	// The documents' HTML is ours: pictures for light and dark, and comments.
 	markdown := goldmark.New(goldmark.WithRendererOptions(html.WithUnsafe()), goldmark.WithExtensions(table, extension.Linkify), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
+	var index []section
 	for _, name := range append([]string{filepath.Join(from, "..", "README.md")}, names...) {
 		source, err := os.ReadFile(name)
 		if err != nil {
 			return nil, err
 		}
-		d := &document{Name: strings.TrimSuffix(filepath.Base(name), ".md"), folder: "docs", images: map[string]bool{}}
+		d := &document{Name: strings.TrimSuffix(filepath.Base(name), ".md"), folder: "docs", source: source}
 		if d.Name == "README" {
-			d.Name, d.folder, source = "index", "", bytes.ReplaceAll(source, []byte(`="docs/`), []byte(`="`))
+			d.Name, d.folder = "index", ""
 		}
-		d.source, d.root = source, markdown.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(anchors{}))))
+		d.root = markdown.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(anchors{}))))
 		d.findProgram()
-		all = append(all, d)
+		all, index = append(all, d), append(index, d.sections()...)
 	}
-	var index []section
-	if err := os.MkdirAll(to, 0o755); err != nil {
-		return nil, err
-	}
-	for _, d := range all {
-		index = append(index, d.sections()...)
-	}
+	err = os.MkdirAll(to, 0o755)
 	for _, d := range all {
 		d.link()
 		var body, page bytes.Buffer
-		err := markdown.Renderer().Render(&body, d.source, d.root)
-		data := map[string]any{"Page": d, "Runs": d.program != "", "All": all, "Body": template.HTML(body.String())}
+		err = errors.Join(err, markdown.Renderer().Render(&body, d.source, d.root))
+		content := strings.ReplaceAll(body.String(), `="docs/`, `="`) // the pictures of README.md
+		data := map[string]any{"Page": d, "Runs": d.program != "", "All": all, "Body": template.HTML(content)}
 		err = errors.Join(err, layout.Execute(&page, data), os.WriteFile(filepath.Join(to, d.Name+".html"), page.Bytes(), 0o644))
-		for _, m := range pictures.FindAllSubmatch(d.source, -1) {
-			d.images[string(m[1])] = true
-		}
-		for image := range d.images {
-			err = errors.Join(err, copyFile(filepath.Join(from, image), filepath.Join(to, image)))
-		}
-		if err != nil {
-			return nil, err
+		for _, m := range pictures.FindAllStringSubmatch(content, -1) {
+			err = errors.Join(err, copyFile(filepath.Join(from, m[1]), filepath.Join(to, m[1])))
 		}
 	}
-	return all, finish(to, index)
-}
-
-// finish writes the index of the search, and the assets.
-func finish(to string, index []section) error {
-	found, err := json.Marshal(index)
+	found, _ := json.Marshal(index) // texts can be encoded
 	err = errors.Join(err, os.WriteFile(filepath.Join(to, "search.json"), found, 0o644))
 	for _, name := range []string{"docs.css", "docs.js", "run.js"} {
 		content, failed := assets.ReadFile("assets/" + name)
 		err = errors.Join(err, failed, os.WriteFile(filepath.Join(to, name), content, 0o644))
 	}
-	return err
+	return all, err
 }
 
 func copyFile(from, to string) error {
@@ -203,19 +183,10 @@ func (d *document) sections() (all []section) {
 func plain(n ast.Node, source []byte) string {
 	var b strings.Builder
 	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // the function returns no error
-		switch n := n.(type) {
-		case *ast.Text:
-			if entering {
-				b.Write(n.Segment.Value(source))
-				b.WriteByte(' ')
-			}
-		case *ast.FencedCodeBlock:
-			for i := range n.Lines().Len() {
-				if entering {
-					segment := n.Lines().At(i)
-					b.Write(segment.Value(source))
-				}
-			}
+		if t, ok := n.(*ast.Text); ok && entering {
+			b.WriteString(string(t.Segment.Value(source)) + " ")
+		} else if c, ok := n.(*ast.FencedCodeBlock); ok && entering {
+			b.Write(c.Lines().Value(source))
 		}
 		return ast.WalkContinue, nil
 	})
@@ -225,17 +196,8 @@ func plain(n ast.Node, source []byte) string {
 // link makes the document's links lead to the site, or to the repository.
 func (d *document) link() {
 	_ = ast.Walk(d.root, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // the function returns no error
-		if !entering {
-			return ast.WalkContinue, nil
-		}
-		switch n := n.(type) {
-		case *ast.Link:
-			n.Destination = []byte(d.address(string(n.Destination)))
-		case *ast.Image:
-			if !bytes.Contains(n.Destination, []byte("://")) {
-				n.Destination = bytes.TrimPrefix(n.Destination, []byte("docs/"))
-				d.images[string(n.Destination)] = true
-			}
+		if l, ok := n.(*ast.Link); ok && entering {
+			l.Destination = []byte(d.address(string(l.Destination)))
 		}
 		return ast.WalkContinue, nil
 	})
@@ -245,19 +207,15 @@ func (d *document) address(to string) string {
 	if strings.Contains(to, "://") || strings.HasPrefix(to, "#") || strings.HasPrefix(to, "mailto:") {
 		return to
 	}
-	file, anchor, anchored := strings.Cut(to, "#")
+	file, _, _ := strings.Cut(to, "#")
+	anchor := to[len(file):]
 	file = path.Join(d.folder, file)
 	name, page := strings.CutSuffix(strings.TrimPrefix(file, "docs/"), ".md")
 	switch {
 	case file == "README.md":
-		to = "index.html"
+		return "index.html" + anchor
 	case page && strings.HasPrefix(file, "docs/") && !strings.Contains(name, "/"):
-		to = name + ".html"
-	default:
-		to = repository + file
+		return name + ".html" + anchor
 	}
-	if anchored {
-		to += "#" + anchor
-	}
-	return to
+	return repository + file + anchor
 }

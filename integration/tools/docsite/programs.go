@@ -16,12 +16,9 @@ import (
 // runs is the package below which the programs are packages, which only this build has.
 const runs = "integration/docs/run"
 
-var (
-	goRun = regexp.MustCompile(`(?m)^go run \.(.*)$`)
-	// elsewhere finds what a page doesn't have: files, databases, streams, certificates, an HTTP API, servers that somebody
-	// opens, and a clock for measurements.
-	elsewhere = regexp.MustCompile(`time\.Since\(|"(net/http|crypto/.*|path/filepath|.*/(httpapi|hopbackotel|postgres|stream))"`)
-)
+// elsewhere finds what a page doesn't have: files, databases, streams, certificates, an HTTP API, servers that somebody opens,
+// and a clock for measurements.
+var elsewhere = regexp.MustCompile(`time\.Since\(|"(net/http|crypto/.*|path/filepath|.*/(httpapi|hopbackotel|postgres|stream))"`)
 
 // findProgram finds the first program, if it is complete and the next block is what it prints. A block of sh with its command
 // line may come before. integration/docs reads programs in the same way.
@@ -31,10 +28,9 @@ func (d *document) findProgram() {
 	rest, _, _ = strings.Cut(rest, "\n## ")
 	blocks := strings.Split(rest, "\n```") // prose, and blocks that begin with their language, by turns
 	if len(blocks) > 3 && strings.HasPrefix(blocks[1], "sh\n") {
-		if m := goRun.FindStringSubmatch(blocks[1]); m != nil {
-			d.Arguments = strings.TrimSpace(m[1])
-		}
-		blocks = blocks[2:]
+		_, line, _ := strings.Cut(blocks[1], "\ngo run .")
+		line, _, _ = strings.Cut(line, "\n")
+		d.Arguments, blocks = strings.TrimSpace(line), blocks[2:]
 	}
 	if len(blocks) > 1 && strings.HasPrefix(blocks[1], "\n") && strings.HasPrefix(text, "main\n") && !elsewhere.MatchString(text) {
 		d.program = text

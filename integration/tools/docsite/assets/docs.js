@@ -48,9 +48,7 @@
   const programs = (article) => {
     const button = el("button", "Run", { type: "button", class: "primary" }), state = el("span", "Runs in this page, on a RabbitMQ in memory.", { role: "status" });
     const printed = el("pre", "", { class: "printed", tabindex: "0", role: "region", "aria-label": "What the program prints", hidden: "" });
-    const bar = el("div", "", { class: "bar" });
-    bar.append(button, state);
-    [...article.querySelectorAll("pre")].find((e) => e.textContent.startsWith("package main")).after(bar, printed);
+    [...article.querySelectorAll("pre")].find((e) => e.textContent.startsWith("package main")).after(button, " ", state, printed);
     let worker = null;
     const end = (text) => {
       worker?.terminate();
