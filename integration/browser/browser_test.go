@@ -34,7 +34,7 @@ import (
 
 var (
 	which  = flag.String("brokers", "all", `"real", "memory", or "all"`)
-	update = flag.Bool("update", false, "write the pictures of docs/desk again")
+	update = flag.Bool("update", false, "write the pictures of docs again")
 )
 
 // site is a virtual host with a page.
@@ -355,7 +355,7 @@ func TestPictures(t *testing.T) {
 	if !*update {
 		for _, name := range []string{"overview", "group", "message", "replay", "phone"} {
 			for _, scheme := range []string{"light", "dark"} {
-				info, err := os.Stat(filepath.Join(docs, name+"-"+scheme+".png"))
+				info, err := os.Stat(filepath.Join(docs, "desk", name+"-"+scheme+".png"))
 				require.NoError(t, err, "run go test ./integration/browser -run TestPictures -update")
 				assert.Less(t, info.Size(), int64(maxPicture))
 			}
@@ -369,7 +369,7 @@ func TestPictures(t *testing.T) {
 		b.screen(width, height, 2)
 		for _, scheme := range []string{"light", "dark"} {
 			b.scheme(scheme)
-			keep(t, name+"-"+scheme+".png", b.picture())
+			keep(t, filepath.Join("desk", name+"-"+scheme+".png"), b.picture())
 		}
 		b.scheme("light")
 		b.size(1120, 820)

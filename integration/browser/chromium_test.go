@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -235,6 +236,15 @@ func (b *tab) event(method string, params json.RawMessage) {
 		go func() {
 			_ = b.c.call(context.Background(), b.session, "Page.handleJavaScriptDialog", map[string]any{"accept": true}, nil)
 		}()
+	case "Target.attachedToTarget":
+		var worker struct{ SessionID string }
+		_ = json.Unmarshal(params, &worker) // if it can't be read, the worker waits, and so does the test
+		b.c.tabs[worker.SessionID] = b
+		go func() {
+			for _, method := range []string{"Network.enable", "Log.enable", "Runtime.runIfWaitingForDebugger"} {
+				_ = b.c.call(context.Background(), worker.SessionID, method, nil, nil) // it may have ended
+			}
+		}()
 	case "Network.requestWillBeSent":
 		var sent struct{ Request struct{ URL string } }
 		_ = json.Unmarshal(params, &sent) // if it can't be read, the request still counts
@@ -281,6 +291,19 @@ func (b *tab) do(method string, params, result any) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	require.NoError(b.t, b.c.call(ctx, b.session, method, params, result))
+}
+
+// withWorkers adds what the page's workers request, and the browser's complaints about them, to those of the page.
+func (b *tab) withWorkers() {
+	b.t.Helper()
+	b.do("Target.setAutoAttach", map[string]any{"autoAttach": true, "waitForDebuggerOnStart": true, "flatten": true}, nil)
+}
+
+// requested are the URLs so far.
+func (b *tab) requested() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.requests)
 }
 
 // size makes the page as large as a screen of that size would.
@@ -414,4 +437,4 @@ func (b *tab) calm() {
 }
 
 // docs is where the pictures are.
-var docs = filepath.Join("..", "..", "docs", "desk")
+var docs = filepath.Join("..", "..", "docs")

@@ -531,3 +531,35 @@ func TestPlaygroundsPolicy(t *testing.T) {
 	require.NotContains(t, sent, "'unsafe-")
 	require.Equal(t, float64(0), b.eval(`document.querySelectorAll("script:not([src]), style, [onclick], [onerror], [onload]").length`))
 }
+
+// The picture in README.md, with -update: one message was handled, and two wait for their retries.
+func TestPlaygroundsPicture(t *testing.T) {
+	if *update {
+		_, b := openPlayground(t)
+		b.speed(60)
+		b.click("Start again")
+		shows := func(states string) {
+			b.until(fmt.Sprintf(`document.getElementById("timeline").getAttribute("aria-label").endsWith(%q)`, states))
+		}
+		shows("Message 1: waits in delay_60s")
+		b.click("Publish")
+		shows("Message 1: waits in delay_60s. Message 2: waits in delay_60s")
+		b.speed(10) // the next two are up to ten seconds apart
+		shows("Message 1: handled. Message 2: waits in delay_60s")
+		b.click("Publish")
+		shows("Message 2: waits in delay_60s. Message 3: waits in delay_10s")
+		b.speed(0)
+		const place = `(id) => document.querySelector(id).getBoundingClientRect()`
+		b.screen(1000, int(b.eval(`(`+place+`)("#timeline").bottom - (`+place+`)(".facts").top + 2`).(float64)), 2)
+		for _, scheme := range []string{"light", "dark"} {
+			b.scheme(scheme)
+			b.until(`new Promise((done) => { scrollTo(0, (` + place + `)(".facts").top + scrollY - 8); requestAnimationFrame(() => requestAnimationFrame(() => done(true))); })`)
+			keep(t, "playground-"+scheme+".png", b.picture())
+		}
+	}
+	for _, scheme := range []string{"light", "dark"} {
+		info, err := os.Stat(filepath.Join(docs, "playground-"+scheme+".png"))
+		require.NoError(t, err, "run go test ./integration/browser -run TestPlaygroundsPicture -update")
+		require.Less(t, info.Size(), int64(maxPicture))
+	}
+}

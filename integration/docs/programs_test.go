@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/hopback/hopback"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/internal/printed"
 )
 
 // notRun are the pages whose first program is compiled and not run, and what runs it, or code
@@ -227,7 +227,7 @@ func (p page) run(t *testing.T, dir string) {
 		only := "-run=^(" + strings.Join(names, "|") + ")$"
 		text, err := goCommand(t, dir, "test", "-v", "-count=1", "-timeout=2m", only, "-vet=off", "-ldflags=-s -w", "./"+p.folder()).Output()
 		require.NoError(t, err, "%s", text)
-		assert.Equal(t, alike(p.output), alike(string(text)))
+		assert.Equal(t, printed.Alike(p.output), printed.Alike(string(text)))
 		return
 	}
 	require.True(t, strings.Contains(p.program, `os.Getenv("HOPBACK_URL")`) || !strings.Contains(p.program, "amqp"), "the program takes the broker's URL from the environment")
@@ -235,7 +235,7 @@ func (p page) run(t *testing.T, dir string) {
 	if set := prepare[p.name()]; set != nil {
 		set(t, b)
 	}
-	assert.Equal(t, alike(p.output), alike(p.printed(t, p.command(t, dir, env))), "the page shows what the program prints")
+	assert.Equal(t, printed.Alike(p.output), printed.Alike(p.printed(t, p.command(t, dir, env))), "the page shows what the program prints")
 }
 
 // started returns a broker, and the environment that names it.
@@ -285,34 +285,6 @@ func (p page) printed(t *testing.T, cmd *exec.Cmd) string {
 	text := strings.Join(lines, "\n") + "\n"
 	assert.NoError(t, cmd.Wait(), "%s", text)
 	return text
-}
-
-// vary are the parts of a line that differ from run to run, and what stands for each. Any
-// other difference fails the test.
-var vary = []struct {
-	part *regexp.Regexp
-	same string
-}{
-	{regexp.MustCompile(`^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d `), "<time> "},
-	{regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?(Z|[+-]\d\d:?\d\d|UTC))*( m=[+-][\d.]+)?`), "<time>"},
-	{regexp.MustCompile(`\b[A-Z2-7]{26}\b`), "<message-id>"},
-	{regexp.MustCompile(`\b(localhost|127\.0\.0\.1):\d+`), "<host>"},
-	{regexp.MustCompile(`secret=[-_0-9A-Za-z]{43}$`), "secret=<secret>"},
-	{regexp.MustCompile(`\(\d+\.\d\ds\)$`), "(<duration>)"},
-	{regexp.MustCompile(` in=[\d.]+m?s$`), " in=<duration>"},
-	{regexp.MustCompile(`^(ok  \t)\S+\t\d+\.\d+s$`), "$1<package>\t<duration>"},
-}
-
-// alike returns lines without the parts that vary.
-func alike(text string) (same []string) {
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		for _, v := range vary {
-			line = v.part.ReplaceAllString(line, v.same)
-		}
-		same = append(same, line)
-	}
-	return same
 }
 
 // twoDeadLetters leaves two orders in orders.dead.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -74,7 +75,7 @@ func (a *addresses) dial(ctx context.Context, d net.Dialer, hostPort string, fre
 	for {
 		var mu sync.Mutex // the dialer may try IPv6 and IPv4 at once
 		var passed []string
-		d.ControlContext = func(_ context.Context, _, address string, _ syscall.RawConn) error {
+		skip := func(_ context.Context, _, address string, _ syscall.RawConn) error {
 			if !slices.Contains(failed, address) {
 				return nil
 			}
@@ -82,6 +83,9 @@ func (a *addresses) dial(ctx context.Context, d net.Dialer, hostPort string, fre
 			defer mu.Unlock()
 			passed = append(passed, address)
 			return errPassedOver
+		}
+		if runtime.GOARCH != "wasm" { // Go's network there has one address for each host, and refuses to dial with a function
+			d.ControlContext = skip
 		}
 		conn, err := d.DialContext(ctx, "tcp", hostPort)
 		mu.Lock()

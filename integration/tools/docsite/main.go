@@ -1,11 +1,12 @@
-// Command docsite makes a static site of docs/, with a search that runs in the browser. "make site" runs it. The
-// playground's style sheet has to be in the folder above the site.
+// Command docsite makes a static site of README.md and docs/, with a search and programs that run in the browser. "make site"
+// runs it. The playground's style sheet and its clock have to be in the folder above the site.
 package main
 
 import (
 	"bytes"
 	"embed"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"html/template"
@@ -33,15 +34,17 @@ var assets embed.FS
 
 var layout = template.Must(template.ParseFS(assets, "assets/page.html"))
 
-// pictures finds the files of <picture> elements.
+// pictures finds the files of pictures.
 var pictures = regexp.MustCompile(`(?:src|srcset)="([a-z][a-z./-]*)"`)
 
-// document is a page of docs/.
+// document is README.md or a page of docs/.
 type document struct {
-	Name, Title string // of the file, without .md; the first heading
+	Name, Title string // of the file, without .md, or "index"; the first heading
+	folder      string // of the file, "docs" or ""
 	source      []byte
 	root        ast.Node
-	images      map[string]bool // below docs/
+	program     string // that the page can run, without "package ", or ""
+	Arguments   string // of its command line
 }
 
 // anchors are the headings' IDs of a document: those of GitHub, which the documents' links have.
@@ -80,86 +83,61 @@ func main() {
 	from := flag.String("docs", filepath.Join("..", "..", "docs"), "`folder` of the documents")
 	to := flag.String("o", filepath.Join("..", "..", "bin", "site", "docs"), "`folder` to write")
 	flag.Parse()
-	pages, err := build(*from, *to)
+	docs, _ := filepath.Abs(*from) // fails only in a folder that was deleted, and so does the build
+	site, _ := filepath.Abs(*to)
+	pages, err := build(docs, site)
+	if err == nil {
+		fmt.Printf("%s: %d pages\n", *to, len(pages))
+		err = compile(filepath.Dir(docs), site, pages)
+	}
 	if err != nil {
 		log.Fatal("docsite: ", err)
 	}
-	fmt.Printf("%s: %d pages\n", *to, pages)
 }
 
-// build writes the site, and returns how many pages it has.
-func build(from, to string) (pages int, err error) {
+// build writes the pages, the index of the search, and the assets. It returns the pages.
+func build(from, to string) (all []*document, err error) {
 	names, err := filepath.Glob(filepath.Join(from, "*.md"))
-	if err != nil {
-		return 0, err
-	}
-	if len(names) == 0 {
-		return 0, fmt.Errorf("there are no documents in %s", from)
+	if err != nil || len(names) == 0 {
+		return nil, fmt.Errorf("there are no documents in %s", from)
 	}
 	// The policy of the pages forbids styles in elements.
 	table := extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute))
 	// The documents' HTML is ours: pictures for light and dark, and comments.
 	markdown := goldmark.New(goldmark.WithRendererOptions(html.WithUnsafe()), goldmark.WithExtensions(table, extension.Linkify), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
-	var all []*document
-	for _, name := range names {
+	var index []section
+	for _, name := range append([]string{filepath.Join(from, "..", "README.md")}, names...) {
 		source, err := os.ReadFile(name)
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		d := &document{Name: strings.TrimSuffix(filepath.Base(name), ".md"), source: source, root: markdown.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(anchors{})))), images: map[string]bool{}}
-		all = append(all, d)
+		d := &document{Name: strings.TrimSuffix(filepath.Base(name), ".md"), folder: "docs", source: source}
+		if d.Name == "README" {
+			d.Name, d.folder = "index", ""
+		}
+		d.root = markdown.Parser().Parse(text.NewReader(source), parser.WithContext(parser.NewContext(parser.WithIDs(anchors{}))))
+		d.findProgram()
+		all, index = append(all, d), append(index, d.sections()...)
 	}
-	var index []section
-	if err := os.MkdirAll(to, 0o755); err != nil {
-		return 0, err
-	}
-	for _, d := range all {
-		index = append(index, d.sections()...)
-	}
+	err = os.MkdirAll(to, 0o755)
 	for _, d := range all {
 		d.link()
 		var body, page bytes.Buffer
-		if err := markdown.Renderer().Render(&body, d.source, d.root); err != nil {
-			return 0, err
-		}
-		data := map[string]any{"Page": d, "All": all, "Body": template.HTML(body.String())}
-		if err := layout.Execute(&page, data); err != nil {
-			return 0, err
-		}
-		if err := os.WriteFile(filepath.Join(to, d.Name+".html"), page.Bytes(), 0o644); err != nil {
-			return 0, err
-		}
-		for _, m := range pictures.FindAllSubmatch(d.source, -1) {
-			d.images[string(m[1])] = true
-		}
-		for image := range d.images {
-			if err := copyFile(filepath.Join(from, image), filepath.Join(to, image)); err != nil {
-				return 0, err
-			}
+		err = errors.Join(err, markdown.Renderer().Render(&body, d.source, d.root))
+		content := strings.ReplaceAll(body.String(), `="docs/`, `="`) // the pictures of README.md
+		data := map[string]any{"Page": d, "Runs": d.program != "", "All": all, "Body": template.HTML(content)}
+		err = errors.Join(err, layout.Execute(&page, data), os.WriteFile(filepath.Join(to, d.Name+".html"), page.Bytes(), 0o644))
+		for _, m := range pictures.FindAllStringSubmatch(content, -1) {
+			err = errors.Join(err, copyFile(filepath.Join(from, m[1]), filepath.Join(to, m[1])))
 		}
 	}
-	return len(all), finish(to, index)
-}
-
-// finish writes the first page, the index of the search, and the assets.
-func finish(to string, index []section) error {
-	found, err := json.Marshal(index)
-	if err != nil {
-		return err
+	found, _ := json.Marshal(index) // texts can be encoded
+	err = errors.Join(err, os.WriteFile(filepath.Join(to, "search.json"), found, 0o644))
+	for _, name := range []string{"docs.css", "docs.js", "run.js"} {
+		content, failed := assets.ReadFile("assets/" + name)
+		err = errors.Join(err, failed, os.WriteFile(filepath.Join(to, name), content, 0o644))
 	}
-	if err := os.WriteFile(filepath.Join(to, "search.json"), found, 0o644); err != nil {
-		return err
-	}
-	for _, name := range []string{"docs.css", "docs.js"} {
-		content, err := assets.ReadFile("assets/" + name)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(to, name), content, 0o644); err != nil {
-			return err
-		}
-	}
-	return copyFile(filepath.Join(to, "getting-started.html"), filepath.Join(to, "index.html"))
+	return all, err
 }
 
 func copyFile(from, to string) error {
@@ -167,10 +145,7 @@ func copyFile(from, to string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(to, content, 0o644)
+	return errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, content, 0o644))
 }
 
 // sections cuts the document at its headings, and finds its title.
@@ -208,19 +183,10 @@ func (d *document) sections() (all []section) {
 func plain(n ast.Node, source []byte) string {
 	var b strings.Builder
 	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // the function returns no error
-		switch n := n.(type) {
-		case *ast.Text:
-			if entering {
-				b.Write(n.Segment.Value(source))
-				b.WriteByte(' ')
-			}
-		case *ast.FencedCodeBlock:
-			for i := range n.Lines().Len() {
-				if entering {
-					segment := n.Lines().At(i)
-					b.Write(segment.Value(source))
-				}
-			}
+		if t, ok := n.(*ast.Text); ok && entering {
+			b.WriteString(string(t.Segment.Value(source)) + " ")
+		} else if c, ok := n.(*ast.FencedCodeBlock); ok && entering {
+			b.Write(c.Lines().Value(source))
 		}
 		return ast.WalkContinue, nil
 	})
@@ -230,16 +196,8 @@ func plain(n ast.Node, source []byte) string {
 // link makes the document's links lead to the site, or to the repository.
 func (d *document) link() {
 	_ = ast.Walk(d.root, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // the function returns no error
-		if !entering {
-			return ast.WalkContinue, nil
-		}
-		switch n := n.(type) {
-		case *ast.Link:
-			n.Destination = []byte(d.address(string(n.Destination)))
-		case *ast.Image:
-			if !bytes.Contains(n.Destination, []byte("://")) {
-				d.images[string(n.Destination)] = true
-			}
+		if l, ok := n.(*ast.Link); ok && entering {
+			l.Destination = []byte(d.address(string(l.Destination)))
 		}
 		return ast.WalkContinue, nil
 	})
@@ -249,16 +207,15 @@ func (d *document) address(to string) string {
 	if strings.Contains(to, "://") || strings.HasPrefix(to, "#") || strings.HasPrefix(to, "mailto:") {
 		return to
 	}
-	file, anchor, anchored := strings.Cut(to, "#")
-	file = path.Clean(path.Join("docs", file))
+	file, _, _ := strings.Cut(to, "#")
+	anchor := to[len(file):]
+	file = path.Join(d.folder, file)
 	name, page := strings.CutSuffix(strings.TrimPrefix(file, "docs/"), ".md")
-	if page && strings.HasPrefix(file, "docs/") && !strings.Contains(name, "/") {
-		to = name + ".html"
-	} else {
-		to = repository + file
+	switch {
+	case file == "README.md":
+		return "index.html" + anchor
+	case page && strings.HasPrefix(file, "docs/") && !strings.Contains(name, "/"):
+		return name + ".html" + anchor
 	}
-	if anchored {
-		to += "#" + anchor
-	}
-	return to
+	return repository + file + anchor
 }

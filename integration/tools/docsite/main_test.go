@@ -16,8 +16,8 @@ func TestDocsSiteIsWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	files, err := filepath.Glob(filepath.Join(to, "*.html"))
-	if err != nil || len(files) != pages+1 {
-		t.Fatalf("%d files for %d pages: %v", len(files), pages, err)
+	if err != nil || len(files) != len(pages) {
+		t.Fatalf("%d files for %d pages: %v", len(files), len(pages), err)
 	}
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(to, name))
@@ -62,7 +62,7 @@ func TestDocsSiteIsWhole(t *testing.T) {
 				t.Errorf("%s: %v", page, err)
 			}
 		}
-		if !strings.Contains(read("search.json"), `"at":"`+page) && page != "index.html" {
+		if !strings.Contains(read("search.json"), `"at":"`+page) {
 			t.Errorf("the search doesn't know %s", page)
 		}
 	}
@@ -72,14 +72,57 @@ func TestDocsSiteIsWhole(t *testing.T) {
 }
 
 func TestAddress(t *testing.T) {
-	d := &document{Name: "a"}
+	d := &document{Name: "a", folder: "docs"}
 	for link, want := range map[string]string{
 		"b.md": "b.html", "b.md#c": "b.html#c", "#c": "#c", "https://rabbitmq.com/x.md": "https://rabbitmq.com/x.md",
-		"../DESIGN.md#d": repository + "DESIGN.md#d", "../examples/orders": repository + "examples/orders", "desk/x.md": repository + "docs/desk/x.md",
+		"../README.md": "index.html", "../README.md#e": "index.html#e", "../DESIGN.md#d": repository + "DESIGN.md#d", "../examples/orders": repository + "examples/orders", "desk/x.md": repository + "docs/desk/x.md",
 	} {
 		if got := d.address(link); got != want {
 			t.Errorf("%s leads to %s, want %s", link, got, want)
 		}
+	}
+	readme := &document{Name: "index"}
+	for link, want := range map[string]string{"docs/b.md#c": "b.html#c", "DESIGN.md": repository + "DESIGN.md", "examples/README.md": repository + "examples/README.md"} {
+		if got := readme.address(link); got != want {
+			t.Errorf("%s of README.md leads to %s, want %s", link, got, want)
+		}
+	}
+}
+
+// A page runs its first program, if it is complete, shows what it prints, and needs nothing that a page can't have.
+func TestFindProgram(t *testing.T) {
+	const program, output = "# Page\n\n```go\npackage main\n\nfunc main() {}\n```\n", "\nIt prints `a`:\n\n```\na\n```\n"
+	for name, c := range map[string]struct {
+		text, arguments string
+		found           bool
+	}{
+		"a program":           {program + output, "", true},
+		"with arguments":      {program + "\n```sh\ngo mod tidy\ngo run . o-1 gift\n```\n" + output, "o-1 gift", true},
+		"without any":         {program + "\n```sh\ngo run .\n```\n" + output, "", true},
+		"no output":           {program, "", false},
+		"another section":     {program + "\n## Next\n" + output, "", false},
+		"another language":    {program + "\n```yaml\na: b\n```\n" + output, "", false},
+		"another package":     {strings.Replace(program, "main", "orders_test", 1) + output, "", false},
+		"a fragment":          {"# Page\n\n```go\nfunc main() {}\n```\n" + output, "", false},
+		"a server":            {strings.Replace(program, "\nfunc", "\nimport \"net/http\"\nfunc", 1) + output, "", false},
+		"a database":          {strings.Replace(program, "\nfunc", "\nimport \"github.com/hopback/hopback/postgres\"\nfunc", 1) + output, "", false},
+		"the first, no other": {strings.Replace(program, "main", "orders_test", 1) + program + output, "", false},
+	} {
+		d := &document{source: []byte(c.text)}
+		if d.findProgram(); d.program != "" != c.found || d.Arguments != c.arguments {
+			t.Errorf("%s: program %q, arguments %q", name, d.program, d.Arguments)
+		}
+	}
+}
+
+func TestAProgramThatDoesNotCompile(t *testing.T) {
+	root, err := filepath.Abs(filepath.Join("..", "..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = compile(root, t.TempDir(), []*document{{Name: "page", program: "main\n\nfunc main() { undeclared() }\n"}})
+	if err == nil || !strings.Contains(err.Error(), "undefined: undeclared") {
+		t.Error(err)
 	}
 }
 

@@ -41,6 +41,6 @@ const clock = (() => {
     real.setTimeout(step, 16);
   };
 
-  const self = { speed: 10, onStep: () => {}, start: step, later: real.setTimeout, realNow: real.now };
+  const self = { speed: 10, onStep: () => {}, start: step, stop: () => timers.clear(), later: real.setTimeout, realNow: real.now };
   return self;
 })();

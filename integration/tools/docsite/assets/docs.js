@@ -1,4 +1,4 @@
-// The search of the docs. It runs here: the index is a file, which is loaded with the first search.
+// The search of the docs, and their programs. Both run here: what they need is loaded when it is used first.
 "use strict";
 (() => {
   const at = (id) => document.getElementById(id);
@@ -43,6 +43,36 @@
     }));
     if (found.length === 0) at("results").append(el("li", "Nothing found"));
   };
+
+  // A complete program has a button, and what it prints stands below.
+  const programs = (article) => {
+    const button = el("button", "Run", { type: "button", class: "primary" }), state = el("span", "Runs in this page, on a RabbitMQ in memory.", { role: "status" });
+    const printed = el("pre", "", { class: "printed", tabindex: "0", role: "region", "aria-label": "What the program prints", hidden: "" });
+    [...article.querySelectorAll("pre")].find((e) => e.textContent.startsWith("package main")).after(button, " ", state, printed);
+    let worker = null;
+    const end = (text) => {
+      worker?.terminate();
+      [worker, button.textContent, state.textContent] = [null, "Run", text];
+    };
+    const run = () => {
+      worker = new Worker("run.js", { name: article.dataset.program });
+      [button.textContent, state.textContent, printed.textContent, printed.hidden] = ["Stop", "Loading the program, about 4 MB …", "", false];
+      worker.onerror = () => end("It can't be loaded.");
+      worker.onmessage = ({ data }) => {
+        if (data.end) return end(data.end);
+        state.textContent = "Running. Ten seconds pass in one.";
+        printed.append(data.text);
+      };
+    };
+    const stop = (stopped) => {
+      printed.append("^C\n");
+      stopped.postMessage("");
+      setTimeout(() => { if (worker === stopped) end("Stopped."); }, 2000); // not every program cares about ^C
+    };
+    button.addEventListener("click", () => worker ? stop(worker) : run());
+  };
+  document.querySelectorAll("[data-program]").forEach(programs);
+
   at("search").addEventListener("submit", (e) => { e.preventDefault(); search(); });
   at("words").addEventListener("input", search);
   at("words").disabled = false;
