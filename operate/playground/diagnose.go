@@ -31,7 +31,6 @@ func diagnose(ctx context.Context, text []byte) (diagnosis, error) {
 	if err != nil {
 		return diagnosis{}, err
 	}
-	d := diagnosis{Report: r, Text: r.String()}
 	var fixes strings.Builder
 	fmt.Fprintf(&fixes, "# What hopback doctor suggests. Names in capitals are for you to replace. Read each command before you run it.\n")
 	for _, g := range r.Groups {
@@ -48,8 +47,7 @@ func diagnose(ctx context.Context, text []byte) (diagnosis, error) {
 			fmt.Fprintf(&fixes, "%s\n", g.Rule.Fix)
 		}
 	}
-	d.Fixes = fixes.String()
-	return d, nil
+	return diagnosis{r, r.String(), fixes.String()}, nil
 }
 
 // oneLine keeps a name of a definitions file in its comment.

@@ -45,10 +45,10 @@ func build(to string, log io.Writer) error {
 	}
 	for _, e := range entries {
 		text, err := static.ReadFile("page/" + e.Name())
-		if err != nil {
-			return err
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, e.Name()), text, 0o644)
 		}
-		if err := os.WriteFile(filepath.Join(to, e.Name()), text, 0o644); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -57,13 +57,13 @@ func build(to string, log io.Writer) error {
 		return err
 	}
 	runtime, err := os.ReadFile(filepath.Join(strings.TrimSpace(root), "lib", "wasm", "wasm_exec.js"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(to, "wasm_exec.js"), runtime, 0o644)
+	}
+	if err == nil {
+		_, err = output([]string{"GOOS=js", "GOARCH=wasm", "GOFLAGS="}, "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(to, programName), "github.com/hopback/hopback/operate/playground")
+	}
 	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(to, "wasm_exec.js"), runtime, 0o644); err != nil {
-		return err
-	}
-	if _, err := output([]string{"GOOS=js", "GOARCH=wasm", "GOFLAGS="}, "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(to, programName), "github.com/hopback/hopback/operate/playground"); err != nil {
 		return err
 	}
 	size, compressed, err := compress(filepath.Join(to, programName))

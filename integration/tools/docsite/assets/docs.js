@@ -11,7 +11,6 @@
   const most = 20, around = 80;
   let index = null;
   const load = () => index || (index = fetch("search.json").then((answer) => answer.json()).then((all) => all.map((s) => ({ ...s, lower: s.text.toLowerCase(), head: (s.page + " " + s.title).toLowerCase() }))));
-
   // A section is found if it has all words. Words in headings count more, and so does the start of a word.
   const score = (s, words) => {
     let sum = 0;
@@ -43,7 +42,6 @@
     }));
     if (found.length === 0) at("results").append(el("li", "Nothing found"));
   };
-
   // A complete program has a button, and what it prints stands below.
   const programs = (article) => {
     const button = el("button", "Run", { type: "button", class: "primary" }), state = el("span", "Runs in this page, on a RabbitMQ in memory.", { role: "status" });
@@ -72,7 +70,6 @@
     button.addEventListener("click", () => worker ? stop(worker) : run());
   };
   document.querySelectorAll("[data-program]").forEach(programs);
-
   at("search").addEventListener("submit", (e) => { e.preventDefault(); search(); });
   at("words").addEventListener("input", search);
   at("words").disabled = false;
