@@ -186,7 +186,7 @@ func queueOf(ctx context.Context, conn *client.Conn, queue string) (target, erro
 		return target{}, err
 	}
 	if _, is := info.Arguments["x-hopback-partitions"]; is {
-		return target{}, argument.New("queue", queue, "is a partition, which can't be paused alone", "pause its group: PauseGroup, or hopback partition pause")
+		return target{}, argument.At(argument.Root("queue"), argument.CodeUnsupported, queue, "is a partition, which can't be paused alone", "pause its group: PauseGroup, or hopback partition pause")
 	}
 	return target{queue: queue}, nil
 }

@@ -46,6 +46,7 @@ func (h *Handler) routes() {
 		"stop":          {http.MethodPost, ActionStop, h.stop},
 		"waiting":       {http.MethodPost, ActionWaiting, h.waiting},
 		"pause-queue":   {http.MethodPost, ActionPause, h.pause},
+		"pause-group":   {http.MethodPost, ActionPause, h.pauseGroup},
 	}
 }
 

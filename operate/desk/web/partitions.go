@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/partition"
 )
 
@@ -21,6 +23,8 @@ type partitionsData struct {
 	Partitions []partition.State
 	Waiting    uint64 // in all of them
 	Ownerless  int
+	Paused     *pause.State // nil: the group isn't
+	Answer     string
 }
 
 // partitions shows who owns which partition, and how many messages wait.
@@ -43,11 +47,15 @@ func (h *Handler) askGroup(v *visit, data *partitionsData) *refusal {
 	ctx, cancel := context.WithTimeout(v.Context(), partitionsLimit)
 	defer cancel()
 	all, err := h.desk.Partitions(ctx, data.Group, func(queue string) bool { return h.sees(v, queue) })
+	if err != nil {
+		return h.groupFailed(err)
+	}
+	s, is, err := h.desk.PausedGroup(ctx, data.Group)
 	switch {
-	case errors.Is(err, declare.ErrNotFound), errors.As(err, new(*argument.Error)), errors.Is(err, partition.ErrWrongGroup):
-		return &refusal{http.StatusNotFound, "No such group", "There are no partitions with this name.", err}
-	case err != nil:
+	case err != nil && !errors.Is(err, client.ErrUnauthorized): // this user may not read it, and sees the rest
 		return h.failed(err)
+	case is:
+		data.Paused = &s
 	}
 	data.Partitions = all
 	for _, s := range all {
@@ -56,5 +64,47 @@ func (h *Handler) askGroup(v *visit, data *partitionsData) *refusal {
 			data.Ownerless++
 		}
 	}
+	return nil
+}
+
+func (h *Handler) groupFailed(err error) *refusal {
+	if errors.Is(err, declare.ErrNotFound) || errors.As(err, new(*argument.Error)) || errors.Is(err, partition.ErrWrongGroup) {
+		return &refusal{http.StatusNotFound, "No such group", "There are no partitions with this name.", err}
+	}
+	return h.failed(err)
+}
+
+// pauseGroup pauses or resumes a group. The user needs the permission for each of its partitions.
+func (h *Handler) pauseGroup(v *visit) *refusal {
+	data := partitionsData{page: h.page(v, "Partitions"), Group: v.form.Get("group")}
+	ctx, cancel := context.WithTimeout(v.Context(), pauseLimit)
+	defer cancel()
+	may := func(queue string) bool {
+		_, err := h.cfg.Authorize(v.Request, Access{Action: ActionPause, Queue: queue})
+		return err == nil && h.lists(queue)
+	}
+	var err error
+	switch v.form.Get("do") {
+	case "pause":
+		cfg, no := pauseOf(v)
+		if no != nil {
+			return no
+		}
+		err = h.desk.PauseGroup(ctx, data.Group, cfg, may)
+		data.Answer = "The group is paused. Workers notice within about a second."
+	case "resume":
+		err = h.desk.ResumeGroup(ctx, data.Group, may)
+		data.Answer = "The group is resumed. Workers notice within about a second."
+	default:
+		return refuse(http.StatusBadRequest, "No action is named", "Go back and use a button on that page.")
+	}
+	h.did(v, ActionPause, "a pause was changed", "group", data.Group, "do", v.form.Get("do"), "error", err)
+	if err != nil {
+		return h.groupFailed(err)
+	}
+	if no := h.askGroup(v, &data); no != nil {
+		return no
+	}
+	h.render(v.w, http.StatusOK, "partitions", data)
 	return nil
 }

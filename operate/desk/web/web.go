@@ -85,7 +85,8 @@ const (
 	ActionStop Action = "stop"
 	// ActionWaiting cancels, runs, or reschedules waiting messages by their token.
 	ActionWaiting Action = "waiting"
-	// ActionPause pauses or resumes a work queue for all of its workers.
+	// ActionPause pauses or resumes a work queue for all of its workers, or a group of partitions. For a group, the page
+	// asks once without a queue, and then for the queue of each partition.
 	ActionPause Action = "pause"
 )
 
