@@ -46,15 +46,13 @@ func (s *stage) live(host, queue string, ids ...string) {
 func (s *stage) await(b *browser, text string) (page answer) {
 	s.t.Helper()
 	for end := time.Now().Add(testPatience); ; {
-		s.handler.fleet.mu.Lock()
-		s.handler.fleet.at = time.Time{}
-		s.handler.fleet.mu.Unlock()
 		page = b.get("workers")
 		require.Equal(s.t, http.StatusOK, page.status)
 		if strings.Contains(page.text, text) {
 			return page
 		}
 		require.True(s.t, time.Now().Before(end), "%s: %s", text, page.text)
+		time.Sleep(tick)
 	}
 }
 
@@ -80,12 +78,16 @@ func TestTheWorkersPage(t *testing.T) {
 		assert.NotContains(t, page.text, text)
 	}
 	assert.NotContains(t, b.get("").text, "hopback.workers", "the workers' queues aren't work queues")
-	// Visitors share an answer for two seconds.
-	asked := s.handler.fleet.at
-	b.get("workers")
-	if time.Since(asked) < time.Second {
-		assert.Equal(t, asked, s.handler.fleet.at)
+	// Visitors share a watch.
+	known := func() chan struct{} {
+		s.handler.fleet.mu.Lock()
+		defer s.handler.fleet.mu.Unlock()
+		return s.handler.fleet.known
 	}
+	watch := known()
+	s.browser().get("workers")
+	assert.Equal(t, watch, known())
+	require.NotNil(t, watch)
 }
 
 // Forged workers with any number of queues ask the authorizer a bounded number of times.
@@ -93,7 +95,8 @@ func TestForgedWorkersOnThePage(t *testing.T) {
 	t.Parallel()
 	asked := 0
 	s := newStage(t, Config{Authorize: func(*http.Request, Access) (string, error) { asked++; return "ada", nil }})
-	s.handler.fleet.at = time.Now().Add(time.Hour)
+	s.handler.fleet.known = make(chan struct{})
+	close(s.handler.fleet.known)
 	for i := range 1000 {
 		w := live.Worker{ID: fmt.Sprint(i), Host: fmt.Sprint("forged-", i)}
 		for j := range 20 {
@@ -115,7 +118,7 @@ func TestForgedWorkersOnThePage(t *testing.T) {
 func TestWorkersThatCantBeAsked(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, Config{Authorize: func(*http.Request, Access) (string, error) { return "ada", nil }})
-	s.handler.fleet.at, s.handler.fleet.err = time.Now().Add(time.Hour), errors.New("hopback: <b>no</b>")
+	s.handler.fleet.failed, s.handler.fleet.err = time.Now().Add(time.Hour), errors.New("hopback: <b>no</b>")
 	page := s.browser().get("workers")
 	assert.Equal(t, http.StatusOK, page.status)
 	assert.Contains(t, page.text, "be asked: &lt;b&gt;no")
