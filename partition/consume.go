@@ -195,7 +195,7 @@ func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *cl
 		return failure(ctx)
 	}
 	w.ctx, w.fail = ctx, fail
-	w.pausable = &inside.Group{Name: w.group.Name, Pause: w.pausing.pause, Life: ctx}
+	w.pausable = &inside.Group{Name: w.group.Name, Pausing: &w.pausing, Life: ctx}
 	w.seals.ask = func() (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, sealLimit)
 		defer cancel()

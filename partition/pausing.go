@@ -17,8 +17,8 @@ type pausing struct {
 	resumed atomic.Pointer[chan struct{}] // nil: it isn't paused
 }
 
-// pause is the Pause of an inside.Group.
-func (p *pausing) pause() (resume func()) {
+// Pause pauses the worker until resume is called.
+func (p *pausing) Pause() (resume func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pauses++; p.pauses == 1 {

@@ -4,9 +4,8 @@ import "context"
 
 // Group is a worker of package partition, whose consumers package pause pauses together.
 type Group struct {
-	Name string
-	// Pause has no handler begin until resume is called.
-	Pause func() (resume func())
+	Name    string
+	Pausing Pausing
 	// Life ends with the worker.
 	Life context.Context
 }
@@ -14,6 +13,12 @@ type Group struct {
 // NowExchange is the exchange that all generations of a group have. A binding to it from hopback.pauses is a pause of the
 // group.
 func NowExchange(name string) string { return name + ".now" }
+
+// Pausing pauses the consumers of a Group.
+type Pausing interface {
+	// Pause has no handler begin until resume is called.
+	Pause() (resume func())
+}
 
 type groupKey struct{}
 

@@ -50,7 +50,7 @@ func Watch(ctx context.Context, conn *client.Conn, show func(Fleet)) error {
 			break
 		}
 		show(w.fleet(time.Now()))
-		if len(w.known) == 0 || time.Since(w.asked) >= askEvery {
+		if waited := time.Since(w.asked); waited >= askEvery || len(w.known) == 0 && waited >= showEvery {
 			err = a.within(ctx, func(ctx context.Context) error { return w.ask(ctx, conn, a.to) })
 		}
 	}
@@ -62,7 +62,6 @@ func Watch(ctx context.Context, conn *client.Conn, show func(Fleet)) error {
 
 // watch is a call of Watch.
 type watch struct {
-	begun          bool
 	asked          time.Time
 	known          map[string]*known // by ID
 	bytes          int               // of their answers
@@ -87,8 +86,8 @@ func (w *watch) ask(ctx context.Context, conn *client.Conn, replyTo string) erro
 // round reads answers for a while.
 func (w *watch) round(ctx context.Context, s link.ReplySession) error {
 	lasts := showEvery
-	if !w.begun { // workers answer the first question at once
-		w.begun, lasts = true, quiet
+	if len(w.known) == 0 { // workers answer the first question at once
+		lasts = quiet
 	}
 	reading, done := context.WithTimeout(ctx, lasts)
 	defer done()

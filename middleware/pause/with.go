@@ -100,7 +100,7 @@ func (h *handler) watcher(ctx context.Context, s client.Start, group *inside.Gro
 	w = &watcher{Start: s, changed: h.cfg.OnChange}
 	var of any = group
 	if group != nil {
-		w.of, w.pause, life = target{group: group.Name, exchange: inside.NowExchange(group.Name)}, group.Pause, group.Life
+		w.of, w.pause, life = target{group: group.Name, exchange: inside.NowExchange(group.Name)}, group.Pausing.Pause, group.Life
 	} else {
 		of = consumer
 		w.of, w.pause, life = target{queue: cmp.Or(h.cfg.Queue, s.Queue)}, s.Control.Pause, ctx

@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -50,7 +51,7 @@ func (h *Handler) askGroup(v *visit, data *partitionsData) *refusal {
 	if err != nil {
 		return h.groupFailed(err)
 	}
-	s, is, err := h.desk.PausedGroup(ctx, data.Group)
+	s, is, err := pause.OfGroup(ctx, h.desk.Conn(), data.Group)
 	switch {
 	case err != nil && !errors.Is(err, client.ErrUnauthorized): // this user may not read it, and sees the rest
 		return h.failed(err)
@@ -79,24 +80,24 @@ func (h *Handler) pauseGroup(v *visit) *refusal {
 	data := partitionsData{page: h.page(v, "Partitions"), Group: v.form.Get("group")}
 	ctx, cancel := context.WithTimeout(v.Context(), pauseLimit)
 	defer cancel()
-	may := func(queue string) bool {
-		_, err := h.cfg.Authorize(v.Request, Access{Action: ActionPause, Queue: queue})
-		return err == nil && h.lists(queue)
-	}
-	var err error
+	var change func() error
 	switch v.form.Get("do") {
 	case "pause":
 		cfg, no := pauseOf(v)
 		if no != nil {
 			return no
 		}
-		err = h.desk.PauseGroup(ctx, data.Group, cfg, may)
 		data.Answer = "The group is paused. Workers notice within about a second."
+		change = func() error { return pause.PauseGroup(ctx, h.desk.Conn(), data.Group, cfg) }
 	case "resume":
-		err = h.desk.ResumeGroup(ctx, data.Group, may)
 		data.Answer = "The group is resumed. Workers notice within about a second."
+		change = func() error { return pause.ResumeGroup(ctx, h.desk.Conn(), data.Group) }
 	default:
 		return refuse(http.StatusBadRequest, "No action is named", "Go back and use a button on that page.")
+	}
+	err := h.mayPause(ctx, v, data.Group)
+	if err == nil {
+		err = change()
 	}
 	h.did(v, ActionPause, "a pause was changed", "group", data.Group, "do", v.form.Get("do"), "error", err)
 	if err != nil {
@@ -106,5 +107,20 @@ func (h *Handler) pauseGroup(v *visit) *refusal {
 		return no
 	}
 	h.render(v.w, http.StatusOK, "partitions", data)
+	return nil
+}
+
+// mayPause returns declare.ErrNotFound unless the visitor may pause each partition of a group.
+func (h *Handler) mayPause(ctx context.Context, v *visit, group string) error {
+	now, _, err := partition.Find(ctx, h.desk.Conn(), group)
+	if err != nil {
+		return err
+	}
+	for _, queue := range now.Queues() {
+		_, err := h.cfg.Authorize(v.Request, Access{Action: ActionPause, Queue: queue})
+		if err != nil || !h.lists(queue) {
+			return errors.Join(fmt.Errorf("the user may not pause the partition %s: %w", queue, declare.ErrNotFound), err)
+		}
+	}
 	return nil
 }

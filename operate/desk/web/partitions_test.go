@@ -13,6 +13,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/partition"
 )
 
@@ -106,7 +107,7 @@ func TestAGroupIsPausedOnThePage(t *testing.T) {
 	for _, text := range []string{"The group is paused.", "&lt;b&gt;the bank&lt;/b&gt; is down", "by <strong>ada</strong>", ", until ", "changes.1.001", "Change the pause"} {
 		assert.Contains(t, page.text, text)
 	}
-	state, is, err := s.desk.PausedGroup(t.Context(), "changes")
+	state, is, err := pause.OfGroup(t.Context(), s.conn, "changes")
 	require.NoError(t, err)
 	assert.True(t, is)
 	assert.Equal(t, "ada", state.By)
@@ -125,7 +126,7 @@ func TestAGroupIsPausedOnThePage(t *testing.T) {
 	} {
 		assert.Equal(t, bad.status, b.post("pause-group", bad.form).status, "%v", bad.form)
 	}
-	state, _, err = s.desk.PausedGroup(t.Context(), "changes")
+	state, _, err = pause.OfGroup(t.Context(), s.conn, "changes")
 	require.NoError(t, err)
 	assert.False(t, state.Until.IsZero(), "nothing has changed")
 	refused.Clear()

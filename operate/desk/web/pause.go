@@ -39,7 +39,7 @@ func (h *Handler) paused(v *visit) *refusal {
 }
 
 func (h *Handler) showPause(ctx context.Context, data *pauseData) *refusal {
-	s, is, err := h.desk.Paused(ctx, data.Queue)
+	s, is, err := pause.Of(ctx, h.desk.Conn(), data.Queue)
 	switch {
 	case err != nil:
 		return h.pauseFailed(err)
@@ -71,10 +71,10 @@ func (h *Handler) pause(v *visit) *refusal {
 		if no != nil {
 			return no
 		}
-		err = h.desk.Pause(ctx, data.Queue, cfg)
+		err = pause.Pause(ctx, h.desk.Conn(), data.Queue, cfg)
 		data.Answer = "The queue is paused. Workers notice within about a second."
 	case "resume":
-		err = h.desk.Resume(ctx, data.Queue)
+		err = pause.Resume(ctx, h.desk.Conn(), data.Queue)
 		data.Answer = "The queue is resumed. Workers notice within about a second."
 	default:
 		return refuse(http.StatusBadRequest, "No action is named", "Go back and use a button on that page.")

@@ -63,6 +63,15 @@ func recurringQueue(form url.Values) string {
 	return form.Get("in")
 }
 
+// tokenQueues is in the names of all such queues; a prefix may precede it.
+var tokenQueues = schedule.Names{}.TokenQueue("")
+
+// groupOf returns the group whose state a queue has, by the queue's name.
+func (h *Handler) groupOf(queue string) (g schedule.Group, ok bool) {
+	prefix, name, ok := strings.Cut(queue, tokenQueues)
+	return schedule.Group{Conn: h.desk.Conn(), Name: name, Names: schedule.Names{Prefix: prefix}}, ok && name != ""
+}
+
 // recurring shows the groups, or the messages of one.
 func (h *Handler) recurring(v *visit) *refusal {
 	data := recurringData{page: h.page(v, "Recurring messages"), Queue: v.wants.Queue, Name: v.form.Get("name"), Find: v.form.Get("find")}
@@ -83,7 +92,7 @@ func (h *Handler) recurring(v *visit) *refusal {
 func (h *Handler) addGroups(v *visit, data *recurringData) {
 	counted, _, _ := h.counts.get(v.Context(), h)
 	for _, q := range counted.Queues {
-		g, is := h.desk.Recurring(q.Name)
+		g, is := h.groupOf(q.Name)
 		switch {
 		case !is || !h.sees(v, q.Name):
 		case len(data.Groups) == shownGroupNames:
@@ -96,7 +105,7 @@ func (h *Handler) addGroups(v *visit, data *recurringData) {
 
 // group returns the group that a page is about. One at a time has its state.
 func (h *Handler) group(ctx context.Context, queue string) (g schedule.Group, leave func(), no *refusal) {
-	g, is := h.desk.Recurring(queue)
+	g, is := h.groupOf(queue)
 	if !is {
 		return g, nil, noRecurring(fmt.Errorf("the queue %.100q isn't one of a group", queue))
 	}

@@ -67,7 +67,7 @@ func (f *fleet) watch(h *Handler, known chan struct{}) {
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
 	done := sync.OnceFunc(func() { close(known) })
-	err := h.desk.WatchWorkers(ctx, func(all live.Fleet) {
+	err := live.Watch(ctx, h.desk.Conn(), func(all live.Fleet) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.last, f.err = all, nil

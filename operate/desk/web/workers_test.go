@@ -45,7 +45,7 @@ func (s *stage) live(host, queue string, ids ...string) {
 // await loads the page until it has a text: a worker answers when the broker has bound its queue.
 func (s *stage) await(b *browser, text string) (page answer) {
 	s.t.Helper()
-	for end := time.Now().Add(testPatience); ; {
+	for end := time.Now().Add(2 * testPatience); ; { // a worker is found within 12 s
 		page = b.get("workers")
 		require.Equal(s.t, http.StatusOK, page.status)
 		if strings.Contains(page.text, text) {
@@ -88,6 +88,12 @@ func TestTheWorkersPage(t *testing.T) {
 	s.browser().get("workers")
 	assert.Equal(t, watch, known())
 	require.NotNil(t, watch)
+	require.Eventually(t, func() bool { // it ends when nobody has visited for a while
+		s.handler.fleet.mu.Lock()
+		defer s.handler.fleet.mu.Unlock()
+		s.handler.fleet.visited = time.Time{}
+		return s.handler.fleet.known == nil
+	}, testPatience, tick)
 }
 
 // Forged workers with any number of queues ask the authorizer a bounded number of times.
