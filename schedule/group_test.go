@@ -215,6 +215,7 @@ func TestListKnowsTheLastTimes(t *testing.T) {
 			assert.Zero(t, of["day"].Last, "there was none yet")
 			assert.Equal(t, l.Done.Truncate(24*time.Hour).Add(24*time.Hour), of["day"].Next)
 			assert.Zero(t, of["other"].Last, "its times aren't those of its Spec")
+			assert.True(t, of["other"].Next.Equal(of["other"].Next.Truncate(10*time.Minute)), "%v is none of its times", of["other"].Next)
 		}
 		check()
 		stop()
