@@ -75,7 +75,7 @@ func (p *pausable) none(t *testing.T, at time.Time, while string) {
 }
 
 // Each worker hears all others, so this takes half a minute with 100 of them, and minutes with -race.
-var pausedWorkers = flag.Int("partition.paused", 30, "workers of TestAGroupIsPausedForAllItsWorkers, at least 20")
+var pausedWorkers = flag.Int("partition.paused", 20, "workers of TestAGroupIsPausedForAllItsWorkers, at least 20")
 
 // The workers of a group stop and resume within 2 s. Paused, they keep the order of what they hold, also through a restart
 // of the broker, and when partitions get other owners.
