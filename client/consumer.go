@@ -168,6 +168,9 @@ func (k *consumer) setCurrent(ds *deliveries) {
 
 func (k *consumer) Count(all *instrument.Stats) {
 	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency, Partition: k.gate != nil, Paused: k.follow.Paused()}
+	if k.gated() {
+		one.Paused = k.gate.Handler.Paused()
+	}
 	k.mu.Lock()
 	s := k.current
 	one.Up, one.Since, one.Err = k.up, k.since, k.why

@@ -184,6 +184,23 @@ func (g *gate) heard(active bool) {
 
 func (g *gate) stepBack() { g.steps.Do(func() { close(g.step) }) }
 
+// awaitGate waits while a gated consumer is paused. It returns false if d stays in hand, since its turn ends.
+func (rs *results) awaitGate(d *delivery) (begin bool) {
+	for {
+		resumed := rs.consumer.gate.Handler.Resumed(&d.Delivery)
+		if resumed == nil {
+			return true
+		}
+		select {
+		case <-resumed:
+		case <-rs.deliveries.closing:
+			return false
+		case <-rs.deliveries.dead:
+			return false
+		}
+	}
+}
+
 // keep has d's handler called again after a delay. Without one, d stays in hand until the link
 // session ends, which is about to. It is called with mu held.
 func (g *gate) keep(of *deliveries, d *delivery, after time.Duration) {

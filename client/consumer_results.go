@@ -90,6 +90,11 @@ func (rs *results) work(d *delivery) finished {
 		return finished{delivery: d}
 	}
 	begin, release := rs.mayBegin()
+	if rs.consumer.gated() {
+		if begin = rs.awaitGate(d); !begin {
+			return finished{delivery: d, again: true}
+		}
+	}
 	switch {
 	case begin:
 		return rs.handle(d)

@@ -33,7 +33,7 @@ var ErrWrongGroup = errors.New("the queue was declared for another group")
 //   - Messages of one key are handled one after the other.
 //   - What would return a message to its queue keeps it in hand: an error, or a client.Requeue.
 //   - The ctx of a handler ends at once when the connection is lost.
-//   - client.Start.Control is nil, so middleware can't pause the consumers.
+//   - client.Start.Control is nil, so middleware can't pause the consumers, except for middleware/pause.
 //
 // Don't use retry.With in h: set [Config.Retry]. A later generation of a group handles nothing
 // before [Reshard] is done.
@@ -195,6 +195,7 @@ func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *cl
 		return failure(ctx)
 	}
 	w.ctx, w.fail = ctx, fail
+	w.pausable = &inside.Group{Name: w.group.Name, Pausing: &w.pausing, Life: ctx}
 	w.seals.ask = func() (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, sealLimit)
 		defer cancel()

@@ -9,6 +9,7 @@ import (
 	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/inside"
 )
 
 // Group is a group of partitions. Its publishers need Name only; its workers need all fields, with
@@ -103,7 +104,9 @@ func (g Group) hash() string { return fmt.Sprintf("%s.%d", g.Name, g.Generation)
 // exchange routes each message by exactly one of its bindings. So [Reshard] can add the binding of
 // the next generation and then remove the one before it: each key moves once, no message gets two
 // copies, and none is without a route (TestModulusHashLeadsToExchanges).
-func (g Group) now() string { return g.Name + ".now" }
+//
+// Package pause binds it to another exchange to pause the group.
+func (g Group) now() string { return inside.NowExchange(g.Name) }
 
 // after is the exchange that led to the generations after this one before [Group.now] existed. It
 // is still the alternate exchange of the one before, which can't be changed in place, and routes

@@ -41,7 +41,7 @@ const (
 type handler struct{ *part }
 
 func (h handler) Prepare(ctx context.Context, s client.Start) error {
-	return client.Prepare(ctx, h.of.inner, s)
+	return client.Prepare(inside.WithGroup(ctx, h.of.pausable), h.of.inner, s)
 }
 
 func (h handler) Handle(ctx context.Context, d *client.Delivery) (err error) {

@@ -140,6 +140,10 @@ func (h handler) begin(ctx context.Context, d *client.Delivery, again *inside.Ag
 		if !w.slot(ctx, p) {
 			return nil, h.keep(again, *was)
 		}
+		if instead := h.admitted(again, *was); instead != nil {
+			w.free(1)
+			return nil, instead
+		}
 		return func(error) { <-w.slots }, nil
 	}
 	if p.poisons.before(d) { // without a worker, which the first may need
@@ -174,6 +178,11 @@ func (h handler) begin(ctx context.Context, d *client.Delivery, again *inside.Ag
 			over()
 			return nil, h.keep(again, *was)
 		}
+	}
+	if instead := h.admitted(again, *was); instead != nil {
+		w.free(cap(w.slots))
+		over()
+		return nil, instead
 	}
 	p.trying = s
 	was.tried = true

@@ -31,7 +31,9 @@ type worker struct {
 	reservation   sync.Mutex
 	reserved      *part
 	reservedUntil *time.Timer
-	held          holding         // keys whose messages wait for the generation before
+	held          holding // keys whose messages wait for the generation before
+	pausing       pausing
+	pausable      *inside.Group   // for package pause
 	limit         atomic.Int64    // the group's delivery limit; -1: none, or unknown during an alarm
 	ctx           context.Context // of its consumers
 	// consume consumes from a partition's queue until ctx ends, and fail ends the worker.

@@ -23,8 +23,8 @@ type PauseConfig struct {
 	Names []string
 	// For is how long. Default: until Resume.
 	For time.Duration
-	// Why is for people who wonder: up to 200 bytes.
-	Why string
+	// By is who, and Why the reason, for people who wonder: up to 200 bytes each. Default: none.
+	By, Why string
 }
 
 const maxWhy = 200
@@ -54,7 +54,10 @@ type RecurringState struct {
 	Missed Missed `json:"missed"`
 	// Next is the next time. It is the zero time if there is none, or if only the program knows: see
 	// ListConfig.Times.
-	Next   time.Time   `json:"next,omitzero"`
+	Next time.Time `json:"next,omitzero"`
+	// Last is its last time until GroupState.Done, whether or not it was in a pause, or missed. It is the zero time if
+	// there is none yet, or if ListConfig.Times doesn't know.
+	Last   time.Time   `json:"last,omitzero"`
 	Paused *PauseState `json:"paused,omitempty"`
 	// Removed is set after Group.Remove.
 	Removed bool `json:"removed,omitempty"`
@@ -64,6 +67,7 @@ type RecurringState struct {
 type PauseState struct {
 	Since time.Time `json:"since"`
 	Until time.Time `json:"until,omitzero"` // zero: until Resume
+	By    string    `json:"by,omitempty"`
 	Why   string    `json:"why,omitempty"`
 }
 
@@ -72,7 +76,13 @@ type ListConfig struct {
 	// Times returns the times of a Recurring.Spec, or nil if it doesn't know. Workers write down the next times
 	// of all messages once an hour; later ones follow from Times. Default: nil.
 	Times func(spec string) Times
+	// Select, if not nil, reports whether to return a message, whose Next and Last aren't set yet. It is called by name.
+	// Default: all.
+	Select func(RecurringState) bool
 }
+
+// lastSteps is how often a call of List calls Next for RecurringState.Last: anybody may have forged the catalog.
+const lastSteps = 100_000
 
 // List returns the group's messages and their state. It works whether or not workers run. As for the methods below,
 // client.ErrNotFound means that the group isn't declared, or that no program has run it yet, and client.ErrNotSent that a
@@ -98,23 +108,52 @@ func (g Group) List(ctx context.Context, cfg ListConfig) (GroupState, error) {
 	st := GroupState{Name: g.Name, Version: s.Version, Worker: s.By, LastActive: time.Unix(0, s.Head).UTC(), Done: time.Unix(0, s.Done).UTC(), Recurring: []RecurringState{}}
 	st.Paused, _ = s.paused("", now)
 	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.Name, b.Name) })
+	steps := lastSteps
 	for _, e := range all {
 		r := RecurringState{Name: e.Name, Spec: e.Spec, To: e.To, Missed: cmp.Or(e.Missed, MissedOne)}
 		r.Paused, r.Removed = s.paused(e.Name, now)
-		switch {
-		case e.Next > s.Done:
+		if cfg.Select != nil && !cfg.Select(r) {
+			continue
+		}
+		if cfg.Times != nil {
+			r.Last, r.Next = e.around(cfg.Times(e.Spec), st.Done, &steps)
+		}
+		if e.Next > s.Done {
 			r.Next = time.Unix(0, e.Next).UTC()
-		case e.Next != 0 && cfg.Times != nil:
-			if t := cfg.Times(e.Spec); t != nil {
-				after := time.Unix(0, s.Done).UTC()
-				if at, err := next(t, after); err == nil && !at.IsZero() {
-					r.Next = at.UTC()
-				}
-			}
 		}
 		st.Recurring = append(st.Recurring, r)
 	}
 	return st, nil
+}
+
+// around returns the message's last time until done, and the first one after it, by the times of its Spec; zero: not known, or
+// none. left is how often Next may be called for the last time.
+func (e entry) around(t Times, done time.Time, left *int) (last, following time.Time) {
+	if t == nil {
+		return last, following
+	}
+	anchor, first := time.Unix(0, e.Anchor).UTC(), time.Time{}
+	if e.Next != 0 {
+		first = time.Unix(0, e.Next).UTC()
+	}
+	// The worker may have other times, as in a Recurring.Location.
+	if at, err := next(t, anchor); err != nil || !at.Equal(first) {
+		return last, following
+	}
+	if at, err := next(t, done); err == nil && !first.IsZero() {
+		following = at.UTC()
+	}
+	all, _, _, cut, err := timesOf(t, first, done, 1, left)
+	switch {
+	case cut || err != nil:
+	case len(all) > 0:
+		last = all[0].UTC()
+	case !anchor.After(done): // it may be when the message was added
+		if at, err := next(t, anchor.Add(-1)); err == nil && at.Equal(anchor) {
+			last = anchor
+		}
+	}
+	return last, following
 }
 
 // takeKnown takes the token of a group that a program has run.
@@ -133,7 +172,7 @@ func (s state) paused(name string, now time.Time) (*PauseState, bool) {
 		if h.Name != name || h.Until != 0 && h.Until <= now.UnixNano() {
 			continue
 		}
-		p := &PauseState{Since: time.Unix(0, h.Since).UTC(), Why: h.Why}
+		p := &PauseState{Since: time.Unix(0, h.Since).UTC(), By: h.By, Why: h.Why}
 		if h.Until != 0 {
 			p.Until = time.Unix(0, h.Until).UTC()
 		}
@@ -166,18 +205,20 @@ func (g Group) now(ctx context.Context) (time.Time, error) {
 //
 // The error is an *argument.Error if a name is unknown.
 func (g Group) Pause(ctx context.Context, cfg PauseConfig) error {
-	switch {
-	case cfg.For < 0:
+	if cfg.For < 0 {
 		return argument.New("PauseConfig.For", cfg.For, "is negative", "leave it out to pause until Resume")
-	case len(cfg.Why) > maxWhy:
-		return argument.New("PauseConfig.Why", cfg.Why, "has more than 200 bytes", "say it in a sentence")
+	}
+	for name, text := range map[string]string{"PauseConfig.By": cfg.By, "PauseConfig.Why": cfg.Why} {
+		if len(text) > maxWhy {
+			return argument.New(name, text, "has more than 200 bytes", "say it in a sentence")
+		}
 	}
 	names := cfg.Names
 	if len(names) == 0 {
 		names = []string{""}
 	}
 	return g.hold(ctx, names, func(now time.Time) hold {
-		h := hold{Since: now.UnixNano(), Why: cfg.Why}
+		h := hold{Since: now.UnixNano(), By: cfg.By, Why: cfg.Why}
 		if cfg.For > 0 {
 			h.Until = now.Add(cfg.For).UnixNano()
 		}

@@ -145,13 +145,13 @@ func TestPauseResumeRemoveAndRunNow(t *testing.T) {
 		time.Sleep(time.Second)
 		assert.Equal(t, 10, pass(5*time.Minute))
 		require.Error(t, g.Pause(ctx, schedule.PauseConfig{Names: []string{"unknown"}}))
-		require.NoError(t, g.Pause(ctx, schedule.PauseConfig{Names: []string{"a"}, Why: "maintenance"}))
+		require.NoError(t, g.Pause(ctx, schedule.PauseConfig{Names: []string{"a"}, By: "ada", Why: "maintenance"}))
 		assert.Equal(t, 5, pass(5*time.Minute))
 		l, err := g.List(ctx, schedule.ListConfig{})
 		require.NoError(t, err)
 		require.Len(t, l.Recurring, 2)
 		require.NotNil(t, l.Recurring[0].Paused)
-		assert.Equal(t, "maintenance", l.Recurring[0].Paused.Why)
+		assert.Equal(t, "ada: maintenance", l.Recurring[0].Paused.By+": "+l.Recurring[0].Paused.Why)
 		assert.Nil(t, l.Recurring[1].Paused)
 		assert.Equal(t, "every 1m0s", l.Recurring[0].Spec)
 
@@ -181,6 +181,50 @@ func TestPauseResumeRemoveAndRunNow(t *testing.T) {
 		require.NoError(t, g.Resume(ctx, "a"))
 		assert.Equal(t, 10, pass(5*time.Minute))
 		stop()
+	})
+}
+
+// List knows the last and the next times of messages if it knows their Spec, and if the worker has the same times.
+func TestListKnowsTheLastTimes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, g := recurring(t, "4.3.6")
+		other := every("other", 10*time.Minute)
+		other.Spec = "every 7m"
+		time.Sleep(time.Second)
+		stop := w.group(g, schedule.RunConfig{Recurring: []schedule.Recurring{every("minute", time.Minute), every("day", 24*time.Hour), every("second", time.Second), other}})
+		time.Sleep(70*time.Minute + 3*time.Second) // after the worker has written down the times
+		synctest.Wait()
+		times := func(spec string) schedule.Times {
+			d, err := time.ParseDuration(spec[len("every "):])
+			assert.NoError(t, err)
+			return schedule.Every(d)
+		}
+		check := func() {
+			t.Helper()
+			l, err := g.List(t.Context(), schedule.ListConfig{Times: times})
+			require.NoError(t, err)
+			of := map[string]schedule.RecurringState{}
+			for _, r := range l.Recurring {
+				of[r.Name] = r
+			}
+			for name, d := range map[string]time.Duration{"minute": time.Minute, "second": time.Second} {
+				assert.Equal(t, l.Done.Truncate(d), of[name].Last, name)
+				assert.Equal(t, l.Done.Truncate(d).Add(d), of[name].Next, name)
+			}
+			assert.Zero(t, of["day"].Last, "there was none yet")
+			assert.Equal(t, l.Done.Truncate(24*time.Hour).Add(24*time.Hour), of["day"].Next)
+			assert.Zero(t, of["other"].Last, "its times aren't those of its Spec")
+			assert.True(t, of["other"].Next.Equal(of["other"].Next.Truncate(10*time.Minute)), "%v is none of its times", of["other"].Next)
+		}
+		check()
+		stop()
+		time.Sleep(48 * time.Hour)
+		check()
+		l, err := g.List(t.Context(), schedule.ListConfig{Select: func(r schedule.RecurringState) bool { return r.Name == "day" }})
+		require.NoError(t, err)
+		require.Len(t, l.Recurring, 1)
+		assert.Zero(t, l.Recurring[0].Last)
 	})
 }
 

@@ -121,7 +121,7 @@ func current(all []hold, done int64) (kept []hold) {
 			continue
 		default:
 			ended++
-			h.Why = ""
+			h.By, h.Why = "", ""
 		}
 		kept = append(kept, h)
 	}
@@ -134,6 +134,7 @@ type hold struct {
 	Name    string `json:"name,omitempty"` // empty: all messages of the group
 	Since   int64  `json:"since"`
 	Until   int64  `json:"until,omitempty"`
+	By      string `json:"by,omitempty"`
 	Why     string `json:"why,omitempty"`
 	Removed bool   `json:"removed,omitempty"`
 	Edited  int64  `json:"edited"` // when this name was paused or resumed last; grows with each edit

@@ -3,9 +3,11 @@ package schedule
 import (
 	"bytes"
 	"compress/gzip"
+	"math"
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -45,3 +47,22 @@ func TestAForgedCatalogCostsLittle(t *testing.T) {
 		assert.Subset(t, all, got)
 	}
 }
+
+// Times of a forged catalog are asked for a bounded number of times.
+func TestForgedTimesCostLittle(t *testing.T) {
+	done := time.Now()
+	left := 100
+	for _, e := range []entry{
+		{Anchor: 1, Next: int64(time.Second)}, {Anchor: math.MinInt64, Next: math.MinInt64 + 1}, {Anchor: math.MaxInt64}, {Next: math.MaxInt64}, {Anchor: math.MaxInt64, Next: 1},
+	} {
+		last, following := e.around(Every(time.Second), done, &left)
+		assert.False(t, last.After(done))
+		assert.True(t, following.IsZero() || following.After(done))
+		e.around(panicking{}, done, &left)
+	}
+	assert.GreaterOrEqual(t, left, -5)
+}
+
+type panicking struct{}
+
+func (panicking) Next(time.Time) time.Time { panic("no") }

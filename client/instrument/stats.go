@@ -51,7 +51,7 @@ type ConsumerStats struct {
 	// none is running.
 	Handling, Concurrency int
 	Oldest, Newest        time.Time
-	// Paused reports whether a client.Control has paused it.
+	// Paused reports whether a client.Control has paused it, or package pause the workers of its partition.
 	Paused bool
 	// Window is how many deliveries the consumer may currently hold: Prefetch, or less if it is
 	// slowed down.

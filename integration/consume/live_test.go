@@ -73,6 +73,21 @@ func TestWorkersShowWhatTheyDo(t *testing.T) {
 		_, err = live.Ask(t.Context(), blind)
 		require.ErrorIs(t, err, client.ErrUnauthorized)
 		assert.Zero(t, f.Dropped)
+		watching, stop := context.WithCancel(t.Context())
+		shows, ended := make(chan live.Fleet, 100), make(chan error, 1)
+		go func() {
+			ended <- live.Watch(watching, asker, func(f live.Fleet) { shows <- f })
+		}()
+		watched := 0
+		suite.Poll(t, "the worker is watched, and answers by itself", func() bool {
+			f := suite.Await(t, shows, "a show")
+			if len(f.Workers) == 1 && len(f.Workers[0].Running) == 1 {
+				watched++
+			}
+			return watched == 3
+		})
+		stop()
+		require.NoError(t, <-ended)
 		suite.Poll(t, "only the worker's queue is left", func() bool {
 			var queues []struct{ Name string }
 			s.HTTP(t, http.MethodGet, "/queues/"+s.VHost, nil, &queues)

@@ -41,6 +41,8 @@ type Rig struct {
 	// ByQueue publishes to the queues themselves, by another hash of the key.
 	ByQueue bool
 	Logger  *slog.Logger
+	// Wrap, if not nil, returns the middleware of a worker.
+	Wrap func(worker string) client.Middleware
 	// Done is called with each message that was completed.
 	Done func(key int, n uint32)
 
@@ -113,9 +115,13 @@ func (r *Rig) Start(ctx context.Context, name string) (*Worker, error) {
 		}
 	}
 	ctx, w.leave = context.WithCancel(context.WithoutCancel(ctx))
+	var h client.Handler = client.HandlerFunc(w.handle)
+	if r.Wrap != nil {
+		h = r.Wrap(name)(h)
+	}
 	go func() {
 		defer close(w.done)
-		w.err = partition.Consume(ctx, conn, r.Group, client.HandlerFunc(w.handle), cfg)
+		w.err = partition.Consume(ctx, conn, r.Group, h, cfg)
 	}()
 	return w, nil
 }

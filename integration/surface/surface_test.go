@@ -21,8 +21,8 @@ import (
 // how many methods the types among them may have. Both only ever fall. A new name needs the
 // removal of an old one, or a reason in the commit that raises the limit.
 const (
-	maxNames   = 639
-	maxMethods = 315
+	maxNames   = 644
+	maxMethods = 312
 )
 
 // count is what one package exports.

@@ -28,6 +28,10 @@ type GatedHandler[Delivery any] interface {
 	// Key is called when a delivery arrives. Deliveries with the same key are handled one after the
 	// other.
 	Key(Delivery) string
+	// Resumed returns nil if d's handler may be called. Otherwise the consumer is paused: it keeps d, with its
+	// place, until the channel is closed. Paused reports whether it is.
+	Resumed(d Delivery) <-chan struct{}
+	Paused() bool
 	// Attached is called when the consumer's link is attached for the first time.
 	Attached()
 	// Turn is called when the broker makes the consumer the active one. Over is called when the turn is

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	mathrand "math/rand/v2"
 	"strings"
 	"time"
 
@@ -28,6 +29,12 @@ const (
 	// questionLife is how long a question is of interest, and answerLife an answer.
 	questionLife, answerLife = 2 * time.Second, 10 * time.Second
 
+	// A question may ask for an answer every so often, for so long, but not more often or longer than this. Unless something
+	// changes, such an answer comes every calm.
+	minEvery, maxEvery, maxFor, calm = time.Second, time.Minute, time.Minute, 6 * time.Second
+	// maxWatchers is how many such questions a worker has at a time. To others it answers once.
+	maxWatchers = 4
+
 	maxAnswer  = 64_000 // bytes
 	maxRunning = 500    // of an answer
 	maxQueues  = 200
@@ -42,6 +49,8 @@ type answer struct {
 	Queues  []Queue         `json:"queues"`
 	Running []answerRunning `json:"running"`
 	More    int             `json:"more,omitempty"`
+	// Every is after how many milliseconds another answer comes at the latest; 0: none does without a question.
+	Every int64 `json:"every,omitempty"`
 }
 
 type answerRunning struct {
@@ -55,9 +64,9 @@ type answerRunning struct {
 }
 
 // body returns the worker's answer, of at most maxAnswer bytes.
-func (w *worker) body(now time.Time) []byte {
+func (w *worker) body(now time.Time, every time.Duration) []byte {
 	s := w.tracker.snapshot(now, w.cfg.StuckAfter, maxRunning)
-	a := answer{ID: w.id, Host: w.cfg.Host, Version: w.cfg.Version, Age: now.Sub(w.tracker.born).Milliseconds(), Queues: s.queues[:min(len(s.queues), maxQueues)]}
+	a := answer{ID: w.id, Host: w.cfg.Host, Version: w.cfg.Version, Age: now.Sub(w.tracker.born).Milliseconds(), Queues: s.queues[:min(len(s.queues), maxQueues)], Every: every.Milliseconds()}
 	for _, r := range s.oldest {
 		x, age := r.describe(), now.Sub(r.began)
 		a.Running = append(a.Running, answerRunning{x.Queue, x.ID, x.Type, x.Tenant, x.Attempt, age.Milliseconds(), age >= w.cfg.StuckAfter})
@@ -89,11 +98,21 @@ type answerer struct {
 	publisher *client.Publisher[*client.Message] // nil before the first answer
 	failing   bool                               // the last try failed, and the log has it
 	refused   bool
+	watchers  map[string]*watcher // by the queue that they want their answers in
+}
+
+// watcher is a question that asks for answers until a time.
+type watcher struct {
+	to         address.Address
+	every      time.Duration
+	until, due time.Time
+	sent       time.Time
+	mark       mark // of what it knows
 }
 
 // answer starts the answers. It returns nil if the Conn is closed.
 func (w *worker) answer() *answerer {
-	a := &answerer{worker: w, queue: questions + strings.ToLower(rand.Text()), done: make(chan struct{})}
+	a := &answerer{worker: w, queue: questions + strings.ToLower(rand.Text()), done: make(chan struct{}), watchers: map[string]*watcher{}}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	var err error
 	if a.place, err = inside.Of(w.conn).ReserveReplies(a.close, w.count); err != nil {
@@ -190,7 +209,7 @@ func (a *answerer) serve(s link.ReplySession) error {
 	}()
 	defer func() { cancel(); <-renewing }()
 	for {
-		question, err := s.Receive(ctx, 0)
+		question, err := a.receive(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -199,10 +218,85 @@ func (a *answerer) serve(s link.ReplySession) error {
 			return err
 		}
 		if to, ok := answersTo(question.Message); ok {
-			a.report(a.send(ctx, to))
+			a.report(refusedOnly(a.answerTo(ctx, to, question.Message)))
 		}
 		backoff.Sleep(ctx, between)
 	}
+}
+
+// receive returns the next question. Until then it sends what watchers are to get.
+func (a *answerer) receive(ctx context.Context, s link.ReplySession) (link.Reply, error) {
+	for {
+		now := time.Now()
+		next := now.Add(time.Hour)
+		for queue, w := range a.watchers {
+			if now.After(w.until) {
+				delete(a.watchers, queue)
+				continue
+			}
+			if !w.due.After(now) {
+				if err := a.update(ctx, w, now); err != nil { // it is gone, or asks again
+					delete(a.watchers, queue)
+					a.report(refusedOnly(err))
+					continue
+				}
+				w.due = now.Add(w.every)
+			}
+			if w.due.Before(next) {
+				next = w.due
+			}
+		}
+		waiting, done := context.WithDeadline(ctx, next)
+		question, err := s.Receive(waiting, 0)
+		late := waiting.Err() != nil && ctx.Err() == nil
+		done()
+		if err == nil || !late {
+			return question, err
+		}
+	}
+}
+
+// update sends a watcher what has changed.
+func (a *answerer) update(ctx context.Context, w *watcher, now time.Time) error {
+	m := a.worker.tracker.mark(now, a.worker.cfg.StuckAfter)
+	if m == w.mark && now.Sub(w.sent) < calm {
+		return nil
+	}
+	w.mark, w.sent = m, now
+	return a.send(ctx, w.to, calm+w.every)
+}
+
+// answerTo answers a question, or notes that it asks for several answers.
+func (a *answerer) answerTo(ctx context.Context, to address.Address, question *client.Message) error {
+	of := func(key string, most time.Duration) (time.Duration, bool) {
+		ms, ok := question.ApplicationProperties[key].(int64)
+		return time.Duration(min(max(ms, 0), most.Milliseconds())) * time.Millisecond, ok
+	}
+	every, several := of(propertyEvery, maxEvery)
+	w, now := a.watchers[to.QueueName()], time.Now()
+	if !several || w == nil && len(a.watchers) == maxWatchers {
+		return a.send(ctx, to, 0)
+	}
+	lasts, _ := of(propertyFor, maxFor)
+	every = max(every, minEvery)
+	if w != nil {
+		w.until, w.every = now.Add(lasts), every
+		return nil
+	}
+	w = &watcher{to: to, every: every, until: now.Add(lasts), due: now.Add(mathrand.N(every))} // not all workers at the same time
+	a.watchers[to.QueueName()] = w
+	return a.update(ctx, w, now)
+}
+
+// The application properties of a question that asks for several answers, in milliseconds.
+const propertyEvery, propertyFor = "x-hopback-every", "x-hopback-for"
+
+// refusedOnly is an error that a user can do something about. That nobody waits for an answer any more is none.
+func refusedOnly(err error) error {
+	if errors.Is(err, client.ErrUnauthorized) {
+		return err
+	}
+	return nil
 }
 
 // answersTo returns the queue that a question wants its answers in.
@@ -215,8 +309,8 @@ func answersTo(question *client.Message) (to address.Address, ok bool) {
 	return to, err == nil && to.IsQueue() && strings.HasPrefix(to.QueueName(), answers)
 }
 
-// send sends an answer. That nobody waits for it any more is no error.
-func (a *answerer) send(ctx context.Context, to address.Address) (err error) {
+// send sends an answer. every is after how long the next one comes at the latest.
+func (a *answerer) send(ctx context.Context, to address.Address, every time.Duration) (err error) {
 	ctx, done := context.WithTimeout(ctx, answerLimit)
 	defer done()
 	if a.publisher == nil {
@@ -224,12 +318,9 @@ func (a *answerer) send(ctx context.Context, to address.Address) (err error) {
 			return err
 		}
 	}
-	m := client.NewMessage(a.worker.body(time.Now()))
+	m := client.NewMessage(a.worker.body(time.Now(), every))
 	m.Header = &client.Header{Priority: 4, TTL: answerLife} // it doesn't have to survive a restart
-	if err = a.publisher.Publish(ctx, m, client.PublishTo(to)); errors.Is(err, client.ErrUnauthorized) {
-		return err
-	}
-	return nil
+	return a.publisher.Publish(ctx, m, client.PublishTo(to))
 }
 
 func (a *answerer) closePublisher() {

@@ -54,39 +54,79 @@ func Ask(ctx context.Context, conn *client.Conn) (Fleet, error) {
 	if conn == nil {
 		return Fleet{}, argument.New("conn", nil, "is nil", "use a connection from client.Connect")
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	place, err := inside.Of(conn).ReserveReplies(func(context.Context) { cancel(client.ErrClosed) }, func(*instrument.Stats) {})
+	ctx, asker, err := newAsker(ctx, conn)
 	if err != nil {
 		return Fleet{}, err
 	}
-	defer place.Leave()
+	defer asker.leave()
+	if err := asker.open(ctx, ask); errors.Is(err, errNobody) {
+		return Fleet{Workers: []Worker{}}, nil
+	} else if err != nil {
+		return Fleet{}, err
+	}
+	return collect(ctx, asker.session)
+}
+
+// asker has a queue for answers.
+type asker struct {
+	conn    *client.Conn
+	place   link.ReplyPlace
+	queue   string
+	to      string // its address
+	session link.ReplySession
+	cancel  context.CancelCauseFunc
+}
+
+func newAsker(ctx context.Context, conn *client.Conn) (context.Context, *asker, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	a := &asker{conn: conn, queue: answers + strings.ToLower(rand.Text()), cancel: cancel}
+	var err error
+	if a.to, err = address.Queue(a.queue).Build(); err == nil {
+		a.place, err = inside.Of(conn).ReserveReplies(func(context.Context) { cancel(client.ErrClosed) }, func(*instrument.Stats) {})
+	}
+	if err != nil {
+		cancel(nil)
+	}
+	return ctx, a, err
+}
+
+func (a *asker) leave() {
+	if a.session != nil {
+		a.session.Close()
+	}
+	a.place.Leave()
+	a.cancel(nil)
+}
+
+// open declares the queue, and asks.
+func (a *asker) open(ctx context.Context, ask func(ctx context.Context, conn *client.Conn, replyTo string) error) error {
+	return a.within(ctx, func(asking context.Context) (err error) {
+		a.session, err = a.place.Open(asking, func(oldbroker.Quirks) (link.ReplySource, error) {
+			_, err := declare.Apply(asking, a.conn.Management(), declare.Topology{Queues: []declare.Queue{passingQueue(a.queue, maxAnswers, maxAnswerBytes, answerLife)}})
+			return link.ReplySource{Queue: a.to, Links: 1, Credit: 200}, err
+		})
+		if err != nil {
+			a.session = nil
+			return err
+		}
+		return ask(asking, a.conn, a.to)
+	})
+}
+
+// within bounds how long the broker has for requests.
+func (a *asker) within(ctx context.Context, do func(context.Context) error) error {
 	asking, asked := context.WithTimeoutCause(ctx, patience, errNotAsked)
 	defer asked()
-	queue := answers + strings.ToLower(rand.Text())
-	to, err := address.Queue(queue).Build()
-	if err != nil {
-		return Fleet{}, err
-	}
-	s, err := place.Open(asking, func(oldbroker.Quirks) (link.ReplySource, error) {
-		_, err := declare.Apply(asking, conn.Management(), declare.Topology{Queues: []declare.Queue{passingQueue(queue, maxAnswers, maxAnswerBytes, answerLife)}})
-		return link.ReplySource{Queue: to, Links: 1, Credit: 200}, err
-	})
-	if err == nil {
-		defer s.Close()
-		err = ask(asking, conn, to)
-	}
+	err := do(asking)
 	switch {
-	case errors.Is(err, errNobody):
-		return Fleet{Workers: []Worker{}}, nil
+	case err == nil || errors.Is(err, errNobody):
+		return err
 	case ctx.Err() != nil:
-		return Fleet{}, ended(ctx)
-	case err != nil && context.Cause(asking) == errNotAsked:
-		return Fleet{}, errNotAsked
-	case err != nil:
-		return Fleet{}, err
+		return ended(ctx)
+	case context.Cause(asking) == errNotAsked:
+		return errNotAsked
 	}
-	return collect(ctx, s)
+	return err
 }
 
 var (
@@ -105,14 +145,19 @@ func cleanUp(ctx context.Context, f func(context.Context)) {
 	f(ctx)
 }
 
-// ask publishes the question.
+// ask publishes a question for one answer.
 func ask(ctx context.Context, conn *client.Conn, replyTo string) error {
+	return askWith(ctx, conn, replyTo, nil)
+}
+
+func askWith(ctx context.Context, conn *client.Conn, replyTo string, properties map[string]any) error {
 	p, err := client.NewPublisher[*client.Message](ctx, conn, address.Exchange(exchange, ""), client.PublisherConfig{NoResend: true})
 	if err == nil {
 		defer cleanUp(ctx, func(ctx context.Context) { _ = p.Close(ctx) })
 		m := client.NewMessage(nil)
 		m.Header = &client.Header{Priority: 4, TTL: questionLife}
 		m.Properties.ReplyTo = &replyTo
+		m.ApplicationProperties = properties
 		if err = p.Publish(ctx, m); errors.Is(err, client.ErrRefused) {
 			err = nil // a queue was full; the others have it
 		}
@@ -178,28 +223,37 @@ func (c *collector) read(ctx context.Context, s link.ReplySession) error {
 
 func (c *collector) add(reply link.Reply) {
 	c.seen++
-	body := reply.GetData()
-	c.bytes += len(body)
-	var a answer
-	if len(body) > maxAnswer || json.Unmarshal(body, &a) != nil || a.ID == "" || c.known[text(a.ID)] || len(c.fleet.Workers) >= maxWorkers {
+	c.bytes += len(reply.GetData())
+	w, _, ok := read(reply, c.now)
+	if !ok || c.known[w.ID] || len(c.fleet.Workers) >= maxWorkers {
 		c.fleet.Dropped++
 		return
 	}
-	w := Worker{ID: text(a.ID), Host: text(a.Host), Version: text(a.Version), Since: c.since(a.Age), More: bounded(a.More), Queues: []Queue{}, Running: []Running{}}
 	c.known[w.ID] = true
+	c.fleet.Workers = append(c.fleet.Workers, w)
+}
+
+// read reads an answer that came at a time, and after how long the next one comes at the latest.
+func read(reply link.Reply, now time.Time) (w Worker, every time.Duration, ok bool) {
+	body := reply.GetData()
+	var a answer
+	if len(body) > maxAnswer || json.Unmarshal(body, &a) != nil || a.ID == "" {
+		return w, 0, false
+	}
+	w = Worker{ID: text(a.ID), Host: text(a.Host), Version: text(a.Version), Since: since(now, a.Age), More: bounded(a.More), Queues: []Queue{}, Running: []Running{}}
 	for _, q := range a.Queues[:min(len(a.Queues), maxQueues)] {
 		q.Name, q.Running, q.Stuck, q.Handled, q.Failed = text(q.Name), bounded(q.Running), bounded(q.Stuck), min(q.Handled, maxCount), min(q.Failed, maxCount)
 		w.Queues = append(w.Queues, q)
 	}
 	for _, r := range a.Running[:min(len(a.Running), maxRunning)] {
-		w.Running = append(w.Running, Running{text(r.Queue), text(r.ID), text(r.Type), text(r.Tenant), bounded(r.Attempt), c.since(r.Age), r.Stuck})
+		w.Running = append(w.Running, Running{text(r.Queue), text(r.ID), text(r.Type), text(r.Tenant), bounded(r.Attempt), since(now, r.Age), r.Stuck})
 	}
-	c.fleet.Workers = append(c.fleet.Workers, w)
+	return w, time.Duration(min(max(a.Every, 0), (2*maxEvery).Milliseconds())) * time.Millisecond, true
 }
 
 func bounded(n int) int { return min(max(n, 0), maxCount) }
 
 // since is when something started that has lasted for so many milliseconds.
-func (c *collector) since(age int64) time.Time {
-	return c.now.Add(-time.Duration(min(max(age, 0), maxAge.Milliseconds())) * time.Millisecond).UTC()
+func since(now time.Time, age int64) time.Time {
+	return now.Add(-time.Duration(min(max(age, 0), maxAge.Milliseconds())) * time.Millisecond).UTC()
 }

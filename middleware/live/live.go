@@ -4,13 +4,14 @@
 //	handler = retry.With(policy)(live.With(conn, live.Config{})(handler)) // in each worker
 //
 //	fleet, err := live.Ask(ctx, conn) // who works, and on what
+//	err = live.Watch(ctx, conn, show) // again and again
 //
 // The command hopback workers and the page of the desk show the same.
 //
 // # What it costs
 //
 // A handler call costs two short locks. Nobody sends anything until somebody asks: Ask publishes a question to the
-// exchange hopback.workers, and each worker sends one answer of at most 64 kB. An answer has the IDs, types, and
+// exchange hopback.workers, and each worker sends one answer of at most 64 kB, or with Watch several for 20 s. An answer has the IDs, types, and
 // tenants of messages, but no bodies.
 //
 // If the broker can't be reached, has an alarm, or refuses a permission, the worker isn't shown. Its handlers

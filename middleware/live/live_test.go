@@ -88,8 +88,9 @@ func (s *scene) publish(n int, edit func(i int, m *client.Message)) {
 
 // worker is a worker with its connection.
 type worker struct {
-	conn *client.Conn
-	stop func() // waits for the end
+	conn    *client.Conn
+	handler client.Handler
+	stop    func() // waits for the end
 }
 
 // work starts a worker whose handlers run until release is closed, and then return what it holds.
@@ -101,6 +102,9 @@ func (s *scene) work(host string, concurrency int, release <-chan error) worker 
 func (s *scene) workOn(conn *client.Conn, host string, concurrency int, release <-chan error) worker {
 	ctx, cancel := context.WithCancel(s.Context())
 	h := live.With(conn, live.Config{Host: host, Version: "v7", StuckAfter: time.Minute})(client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
+		if ctx.Value(returns{}) != nil {
+			return nil
+		}
 		select {
 		case err := <-release:
 			return err
@@ -117,8 +121,11 @@ func (s *scene) workOn(conn *client.Conn, host string, concurrency int, release 
 		assert.NoError(s, <-done)
 	})
 	s.Cleanup(stop)
-	return worker{conn, stop}
+	return worker{conn, h, stop}
 }
+
+// returns marks the ctx of a call of a worker's handler that is to return at once.
+type returns struct{}
 
 func (s *scene) ask() live.Fleet {
 	s.Helper()
@@ -612,5 +619,189 @@ func TestRefusals(t *testing.T) {
 		require.NoError(t, s.conn.Close(t.Context()))
 		_, err = live.Ask(t.Context(), s.conn)
 		require.ErrorIs(t, err, client.ErrClosed)
+	})
+}
+
+// watch watches until the scene ends. shown returns the last Fleet.
+func (s *scene) watch() (shown func() live.Fleet, stop func()) {
+	ctx, cancel := context.WithCancel(s.Context())
+	var mu sync.Mutex
+	var last live.Fleet
+	done := make(chan error, 1)
+	go func() {
+		done <- live.Watch(ctx, s.conn, func(f live.Fleet) {
+			mu.Lock()
+			defer mu.Unlock()
+			last = f
+		})
+	}()
+	stop = sync.OnceFunc(func() { cancel(); assert.NoError(s, <-done) })
+	s.Cleanup(stop)
+	return func() live.Fleet {
+		mu.Lock()
+		defer mu.Unlock()
+		return last
+	}, stop
+}
+
+// frames is how many frames the workers have sent.
+func (s *scene) frames() (n int) {
+	for _, c := range s.broker.Connections() {
+		n += c.Frames(hopbacktest.DirectionFromClient)
+	}
+	return n
+}
+
+// Watch shows 200 workers with 5,000 running handlers as Ask does, for a fraction of the messages: also if all of them
+// change all the time, at most 50 answers come in 2 s. When nobody watches, nobody sends anything.
+func TestWatchingManyWorkersCostsLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, hopbacktest.Config{MaxEvents: -1})
+		const workers, each = 200, 25
+		release := make(chan error)
+		var all []client.Handler
+		for i := range workers {
+			all = append(all, s.work(fmt.Sprintf("host-%03d", i), each, release).handler)
+		}
+		s.publish(workers*each, nil)
+		time.Sleep(5 * time.Second)
+		shown, stop := s.watch()
+		time.Sleep(2 * time.Second)
+		require.Len(t, shown().Workers, workers)
+		assert.Equal(t, workers*each, handlers(shown()))
+		time.Sleep(20 * time.Second) // they know how often to answer
+		per2s := func() (frames int) {
+			began := s.frames()
+			for range 20 {
+				time.Sleep(2 * time.Second)
+				f := shown()
+				assert.Len(t, f.Workers, workers)
+				assert.Equal(t, workers*each, handlers(f))
+				assert.Zero(t, f.Dropped)
+			}
+			return (s.frames() - began) / 20
+		}
+		calm := per2s()
+		quick := client.NewDelivery("orders", client.NewMessage(nil))
+		busy, end := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(busy)
+			for {
+				for _, h := range all {
+					_ = h.Handle(context.WithValue(t.Context(), returns{}, true), quick)
+				}
+				select {
+				case <-end:
+					return
+				case <-time.After(time.Second):
+				}
+			}
+		}()
+		changing := per2s()
+		close(end)
+		<-busy
+		asked := s.frames()
+		s.ask()
+		asked = s.frames() - asked
+		t.Logf("frames in 2 s: %d if nothing changes, %d if everything does; %d for one Ask", calm, changing, asked)
+		assert.Less(t, calm, asked/3)
+		assert.Less(t, changing, asked/2)
+		stop()
+		time.Sleep(30 * time.Second)
+		quiet := s.frames()
+		time.Sleep(time.Minute)
+		assert.Less(t, s.frames()-quiet, 10*workers, "keepalives only")
+		close(release)
+	})
+}
+
+// Watch notices that a worker starts, changes, or leaves, and that the exchange is new.
+func TestWatchFollowsTheWorkers(t *testing.T) {
+	for _, version := range []string{"4.3.6", "4.0.5", "4.4.0"} {
+		t.Run(version, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t, hopbacktest.Config{Version: version, MaxEvents: -1})
+				shown, _ := s.watch()
+				time.Sleep(5 * time.Second)
+				assert.Empty(t, shown().Workers)
+				release := make(chan error)
+				first := s.work("first", 1, release)
+				time.Sleep(5 * time.Second)
+				require.Len(t, shown().Workers, 1, "nobody was there before, so it is found soon")
+				second := s.work("second", 1, release)
+				time.Sleep(13 * time.Second)
+				require.Len(t, shown().Workers, 2)
+				s.publish(2, nil)
+				time.Sleep(5 * time.Second)
+				assert.Equal(t, 2, handlers(shown()))
+				release <- nil
+				time.Sleep(5 * time.Second)
+				assert.Equal(t, 1, handlers(shown()))
+				first.stop()
+				time.Sleep(16 * time.Second)
+				require.Len(t, shown().Workers, 1)
+				assert.Equal(t, "second", shown().Workers[0].Host)
+				close(release)
+				second.stop()
+				time.Sleep(16 * time.Second)
+				assert.Empty(t, shown().Workers)
+			})
+		})
+	}
+}
+
+// Questions that ask for answers too often, for too long, or for too many, are bounded, and so are forged answers.
+func TestForgedWatchersAndAnswersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t, hopbacktest.Config{MaxEvents: -1})
+		release := make(chan error)
+		h := s.work("honest", 1, release).handler
+		time.Sleep(time.Second)
+		var queues []declare.Queue
+		for i := range 50 {
+			queues = append(queues, declare.ClassicQueue{Name: fmt.Sprint("hopback.workers.answers.forged", i), DeadLetter: declare.Drop()})
+		}
+		_, err := declare.Apply(t.Context(), s.conn.Management(), declare.Topology{Queues: queues})
+		require.NoError(t, err)
+		p, err := client.NewPublisher[*client.Message](t.Context(), s.conn, address.Exchange("hopback.workers", ""), client.PublisherConfig{})
+		require.NoError(t, err)
+		for _, ms := range []any{int64(1), int64(-1 << 63), int64(1<<63 - 1), "often", nil} {
+			for i := range 50 {
+				m := client.NewMessage(nil)
+				m.Properties.ReplyTo = new(fmt.Sprint("/queues/hopback.workers.answers.forged", i))
+				m.ApplicationProperties = map[string]any{"x-hopback-every": ms, "x-hopback-for": ms}
+				_ = p.Publish(t.Context(), m)
+				time.Sleep(100 * time.Millisecond)
+			}
+		}
+		time.Sleep(time.Minute)
+		count := func() (n int) {
+			for _, q := range queues {
+				n += int(s.broker.Queue(q.Address().QueueName()).Counts().Ready)
+			}
+			return n
+		}
+		before := count()
+		assert.Less(t, before, 600)
+		for range 60 {
+			_ = h.Handle(context.WithValue(t.Context(), returns{}, true), client.NewDelivery("orders", client.NewMessage(nil)))
+			time.Sleep(time.Second)
+		}
+		assert.LessOrEqual(t, count()-before, 4*60)
+		time.Sleep(2 * time.Minute)
+		before = count()
+		time.Sleep(2 * time.Minute)
+		assert.Equal(t, before, count(), "all of them are over")
+
+		var flood [][]byte
+		for i := range 5000 {
+			flood = append(flood, fmt.Appendf(nil, `{"id":"forged-%d","every":9223372036854775807,"age":-9223372036854775808}`, i))
+		}
+		s.forge(flood...)
+		shown, _ := s.watch()
+		time.Sleep(5 * time.Second)
+		assert.LessOrEqual(t, len(shown().Workers), 2000)
+		assert.LessOrEqual(t, len(shown().Workers)+shown().Dropped, 6000)
+		close(release)
 	})
 }

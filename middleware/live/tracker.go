@@ -23,6 +23,7 @@ type tracker struct {
 	// oldest is the handler that has run longest; each one has the next as its after.
 	oldest, newest *handling
 	running        int
+	changes        uint64 // grows when a handler begins or returns
 	queues         map[string]*counter
 }
 
@@ -58,6 +59,7 @@ func (t *tracker) begin(ctx context.Context, d *client.Delivery) *handling {
 	}
 	r.of.running++
 	t.running++
+	t.changes++
 	if r.before = t.newest; r.before == nil {
 		t.oldest = r
 	} else {
@@ -81,6 +83,7 @@ func (t *tracker) end(r *handling, failed bool) {
 		r.after.before = r.before
 	}
 	t.running--
+	t.changes++
 	r.of.running--
 	now := r.of.at(t.minute(time.Now()))
 	now.handled++
@@ -98,6 +101,22 @@ func (c *counter) at(minute int) *struct{ handled, failed uint64 } {
 		c.minutes[c.latest%len(c.minutes)] = struct{ handled, failed uint64 }{}
 	}
 	return &c.minutes[c.latest%len(c.minutes)]
+}
+
+// mark identifies what a tracker knows: it differs when a handler has begun, returned, or become stuck since.
+type mark struct {
+	changes uint64
+	stuck   int
+}
+
+func (t *tracker) mark(now time.Time, stuckAfter time.Duration) mark {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := mark{changes: t.changes}
+	for r := t.oldest; r != nil && now.Sub(r.began) >= stuckAfter; r = r.after {
+		m.stuck++
+	}
+	return m
 }
 
 // snapshot is what a tracker knows at one moment.

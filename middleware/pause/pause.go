@@ -16,9 +16,15 @@
 // A pause is a binding from the exchange hopback.pauses to the queue. So it outlasts restarts of workers and
 // of the broker, is in its exports of definitions, and ends with the queue. Nothing is ever published there.
 //
+// # Groups of partitions
+//
+// All partitions of a group of package partition are paused in one step, by PauseGroup or hopback partition pause orders,
+// and those that a Reshard adds are paused, too. The binding leads to the group's exchange orders.now. A paused worker
+// keeps its partitions and what it holds of them, so each key keeps its order.
+//
 // # What it costs
 //
-// Each consumer asks the broker once a second for the pauses of its queue, however many messages it handles.
+// Each consumer, or each worker of a group, asks the broker once a second for the pauses of its queue, however many messages it handles.
 // While the broker doesn't answer, nothing changes; a worker that starts during a memory or disk alarm handles
 // messages until it has an answer.
 //
@@ -26,12 +32,13 @@
 //
 // Workers need the permissions to write to their queue and to read hopback.pauses: RabbitMQ 4.3 asks for the same
 // to read a queue's bindings as to change them. A worker that lacks them doesn't start. Pausing also needs the
-// permission to configure hopback.pauses.
+// permission to configure hopback.pauses. For a group, write to orders.now takes the place of write to the queue.
 //
 // This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package pause
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,7 +50,9 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/names"
+	"github.com/hopback/hopback/partition"
 )
 
 // PauseConfig configures [Pause]. The zero value pauses until [Resume].
@@ -54,9 +63,10 @@ type PauseConfig struct {
 	By, Why string
 }
 
-// State is a pause.
+// State is a pause, of a queue or of a group.
 type State struct {
-	Queue string    `json:"queue"`
+	Queue string    `json:"queue,omitempty"`
+	Group string    `json:"group,omitempty"`
 	Since time.Time `json:"since"`
 	Until time.Time `json:"until,omitzero"` // zero: until Resume
 	By    string    `json:"by,omitempty"`
@@ -74,33 +84,138 @@ const (
 	argBy, argWhy      = "x-hopback-by", "x-hopback-why"
 )
 
+// target is what is paused: a queue, or a group of package partition by one of its exchanges.
+type target struct{ queue, group, exchange string }
+
+func (t target) kind() string {
+	if t.group != "" {
+		return "group"
+	}
+	return "queue"
+}
+
+func (t target) name() string { return cmp.Or(t.group, t.queue) }
+
+func (t target) binding() declare.Binding {
+	return declare.Binding{Source: exchange, Queue: t.queue, Exchange: t.exchange, Key: t.name()}
+}
+
 // Pause pauses a queue. A queue that is paused gets the new duration and reason. It returns when the broker knows it;
 // workers notice within about a second.
 //
-// An [*argument.Error] means that an argument is refused. An error that matches [declare.ErrNotFound] means that there is
-// no such queue. The others are those of [declare.Apply].
+// An [*argument.Error] means that an argument is refused, such as the queue of one partition: use [PauseGroup]. An error
+// that matches [declare.ErrNotFound] means that there is no such queue. The others are those of [declare.Apply].
 func Pause(ctx context.Context, conn *client.Conn, queue string, cfg PauseConfig) error {
-	if err := check(conn, queue); err != nil {
+	if err := cfg.check(); err != nil {
 		return err
 	}
-	if cfg.For < 0 {
-		return argument.New("PauseConfig.For", cfg.For, "is negative", "leave it out to pause until Resume")
+	t, err := queueOf(ctx, conn, queue)
+	if err != nil {
+		return err
 	}
-	for name, text := range map[string]string{"PauseConfig.By": cfg.By, "PauseConfig.Why": cfg.Why} {
+	return t.start(ctx, conn, cfg)
+}
+
+// Resume ends the pause of a queue. One that isn't paused stays so. The errors are those of [Pause].
+func Resume(ctx context.Context, conn *client.Conn, queue string) error {
+	t, err := queueOf(ctx, conn, queue)
+	if err != nil {
+		return err
+	}
+	return t.end(ctx, conn)
+}
+
+// Of returns the pause of a queue; ok is false if it isn't paused. The errors are those of [Pause].
+func Of(ctx context.Context, conn *client.Conn, queue string) (s State, ok bool, err error) {
+	t, err := queueOf(ctx, conn, queue)
+	if err != nil {
+		return s, false, err
+	}
+	return t.state(ctx, conn)
+}
+
+// PauseGroup pauses all partitions of a group of package partition, in one step. See [Pause].
+func PauseGroup(ctx context.Context, conn *client.Conn, group string, cfg PauseConfig) error {
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	t, err := groupOf(ctx, conn, group)
+	if err != nil {
+		return err
+	}
+	return t.start(ctx, conn, cfg)
+}
+
+// ResumeGroup ends the pause of a group. See [Resume].
+func ResumeGroup(ctx context.Context, conn *client.Conn, group string) error {
+	t, err := groupOf(ctx, conn, group)
+	if err != nil {
+		return err
+	}
+	return t.end(ctx, conn)
+}
+
+// OfGroup returns the pause of a group; ok is false if it isn't paused. See [Of].
+func OfGroup(ctx context.Context, conn *client.Conn, group string) (s State, ok bool, err error) {
+	t, err := groupOf(ctx, conn, group)
+	if err != nil {
+		return s, false, err
+	}
+	return t.state(ctx, conn)
+}
+
+func (c PauseConfig) check() error {
+	if c.For < 0 {
+		return argument.New("PauseConfig.For", c.For, "is negative", "leave it out to pause until Resume")
+	}
+	for name, text := range map[string]string{"PauseConfig.By": c.By, "PauseConfig.Why": c.Why} {
 		if len(text) > maxText || !utf8.ValidString(text) {
 			return argument.New(name, text, "isn't up to 200 bytes of UTF-8", "say it in a sentence")
 		}
 	}
-	m := conn.Management()
-	if _, err := declare.Inspect(ctx, m, queue); err != nil {
-		return err
+	return nil
+}
+
+// queueOf finds a queue. The workers of a partition don't ask about its queue, so a pause of it would have no effect.
+func queueOf(ctx context.Context, conn *client.Conn, queue string) (target, error) {
+	if err := check(conn, "queue", queue); err != nil {
+		return target{}, err
 	}
-	before, err := declare.Bindings(ctx, m, binding(queue))
+	info, err := declare.Inspect(ctx, conn.Management(), queue)
+	if err != nil {
+		return target{}, err
+	}
+	if _, is := info.Arguments["x-hopback-partitions"]; is {
+		return target{}, argument.At(argument.Root("queue"), argument.CodeUnsupported, queue, "is a partition, which can't be paused alone", "pause its group: PauseGroup, or hopback partition pause")
+	}
+	return target{queue: queue}, nil
+}
+
+func groupOf(ctx context.Context, conn *client.Conn, group string) (target, error) {
+	if err := check(conn, "group", group); err != nil {
+		return target{}, err
+	}
+	if _, _, err := partition.Find(ctx, conn, group); err != nil {
+		return target{}, err
+	}
+	return target{group: group, exchange: inside.NowExchange(group)}, nil
+}
+
+func check(conn *client.Conn, kind, name string) error {
+	if conn == nil {
+		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
+	}
+	return names.Check(argument.Root(kind), name)
+}
+
+func (t target) start(ctx context.Context, conn *client.Conn, cfg PauseConfig) error {
+	m := conn.Management()
+	b := t.binding()
+	before, err := declare.Bindings(ctx, m, b)
 	if err != nil {
 		return err
 	}
 	now := timeOf(ctx, conn.BrokerTime)
-	b := binding(queue)
 	b.Arguments = map[string]any{argSince: now.UnixMilli()}
 	if cfg.For > 0 {
 		b.Arguments[argUntil] = now.Add(cfg.For).UnixMilli()
@@ -119,47 +234,20 @@ func Pause(ctx context.Context, conn *client.Conn, queue string, cfg PauseConfig
 	return remove(ctx, m, slices.DeleteFunc(before, func(old declare.Binding) bool { return old.Arguments[argSince] == b.Arguments[argSince] }))
 }
 
-// Resume ends the pause of a queue. One that isn't paused stays so. The errors are those of [Pause].
-func Resume(ctx context.Context, conn *client.Conn, queue string) error {
-	if err := check(conn, queue); err != nil {
-		return err
-	}
-	m := conn.Management()
-	if _, err := declare.Inspect(ctx, m, queue); err != nil {
-		return err
-	}
-	found, err := declare.Bindings(ctx, m, binding(queue))
+func (t target) end(ctx context.Context, conn *client.Conn) error {
+	found, err := declare.Bindings(ctx, conn.Management(), t.binding())
 	if err != nil {
 		return err
 	}
-	return remove(ctx, m, found)
+	return remove(ctx, conn.Management(), found)
 }
 
-// Of returns the pause of a queue; ok is false if it isn't paused. The errors are those of [Pause].
-func Of(ctx context.Context, conn *client.Conn, queue string) (s State, ok bool, err error) {
-	if err := check(conn, queue); err != nil {
-		return s, false, err
-	}
-	m := conn.Management()
-	if _, err := declare.Inspect(ctx, m, queue); err != nil {
-		return s, false, err
-	}
-	s, ok, err = find(ctx, m, queue)
+func (t target) state(ctx context.Context, conn *client.Conn) (s State, ok bool, err error) {
+	s, ok, err = find(ctx, conn.Management(), t)
 	if ok && !s.Until.IsZero() && !s.Until.After(timeOf(ctx, conn.BrokerTime)) {
 		return State{}, false, err
 	}
 	return s, ok, err
-}
-
-func check(conn *client.Conn, queue string) error {
-	if conn == nil {
-		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
-	}
-	return names.Check(argument.Root("queue"), queue)
-}
-
-func binding(queue string) declare.Binding {
-	return declare.Binding{Source: exchange, Queue: queue, Key: queue}
 }
 
 func remove(ctx context.Context, m declare.Requester, all []declare.Binding) error {
@@ -170,11 +258,11 @@ func remove(ctx context.Context, m declare.Requester, all []declare.Binding) err
 	return errors.Join(errs...)
 }
 
-// find returns the last pause of a queue. Two that began at the same time leave two bindings.
-func find(ctx context.Context, m declare.Requester, queue string) (last State, ok bool, err error) {
-	found, err := declare.Bindings(ctx, m, binding(queue))
+// find returns the last pause. Two that began at the same time leave two bindings.
+func find(ctx context.Context, m declare.Requester, t target) (last State, ok bool, err error) {
+	found, err := declare.Bindings(ctx, m, t.binding())
 	for _, b := range found {
-		s := State{Queue: queue, Since: timeIn(b, argSince), Until: timeIn(b, argUntil), By: textIn(b, argBy), Why: textIn(b, argWhy)}
+		s := State{Queue: t.queue, Group: t.group, Since: timeIn(b, argSince), Until: timeIn(b, argUntil), By: textIn(b, argBy), Why: textIn(b, argWhy)}
 		if !ok || s.Since.After(last.Since) {
 			last, ok = s, true
 		}

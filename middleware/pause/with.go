@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/argument"
@@ -21,7 +22,7 @@ import (
 // Config configures [With]. The zero value is ready to use.
 type Config struct {
 	// Queue is whose pauses apply. Default: the queue of the consumer. Workers of a fair queue need it, because they
-	// consume from its lanes, too.
+	// consume from its lanes, too. It has no effect in workers of package partition: pauses of their group apply.
 	Queue string
 	// OnChange, if not nil, is called when a consumer notices a pause or a change of it, and with nil when it is
 	// over. The calls of a consumer come one at a time, and must be quick.
@@ -47,7 +48,7 @@ func With(cfg Config) client.Middleware {
 		if refused := config.Refused("pause", h, err); refused != nil {
 			return refused
 		}
-		return &handler{inner: h, cfg: cfg, watchers: map[*refusal.Consumer]*watcher{}}
+		return &handler{inner: h, cfg: cfg, watchers: map[any]*watcher{}}
 	}
 }
 
@@ -56,7 +57,7 @@ type handler struct {
 	cfg   Config
 
 	mu       sync.Mutex
-	watchers map[*refusal.Consumer]*watcher
+	watchers map[any]*watcher // by *refusal.Consumer, or *inside.Group
 }
 
 // Handle calls the handler.
@@ -69,53 +70,70 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	if err := client.Prepare(ctx, h.inner, s); err != nil {
 		return err
 	}
+	group := inside.GroupOf(ctx)
 	switch {
 	case s.Control == nil && s.Management == nil:
 		return nil // a test without a broker
-	case s.Control == nil || s.Management == nil:
-		return argument.New("handler", s.Queue, "can't be paused here", "use package pause with Conn.Consume, or with a package that uses it, such as fair")
+	case s.Control == nil && group == nil || s.Management == nil:
+		return argument.New("handler", s.Queue, "can't be paused here", "use package pause with Conn.Consume, or with a package that uses it, such as fair or partition")
 	}
-	w := h.watcher(ctx, s)
+	w, life := h.watcher(ctx, s, group)
+	if w.begun.Load() && group != nil {
+		return nil // a consumer of another partition has asked, and the watcher continues to
+	}
 	_, alarm, err := startcheck.Check[struct{}]{
 		Run: func(ctx context.Context) (struct{}, error) { return struct{}{}, w.ask(ctx) }, Alarms: inside.AlarmsOf(ctx),
 	}.Start(ctx, func(struct{}) {})
 	if alarm != nil {
 		alarm.Cancel()
 	}
-	if err == nil && !w.begun {
-		w.begun = true
-		go w.run(ctx)
+	if err == nil && w.begun.CompareAndSwap(false, true) {
+		go w.run(life)
 	}
 	return err
 }
 
-// watcher returns the consumer's, which is there already if Prepare is called again because a connection was lost.
-func (h *handler) watcher(ctx context.Context, s client.Start) *watcher {
+// watcher returns the one of the consumer, or of all consumers of a group's worker, and the ctx that ends with them. It is
+// there already if Prepare is called again because a connection was lost.
+func (h *handler) watcher(ctx context.Context, s client.Start, group *inside.Group) (w *watcher, life context.Context) {
 	consumer := refusal.Of(ctx)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if w := h.watchers[consumer]; w != nil {
-		return w
+	w = &watcher{Start: s, changed: h.cfg.OnChange}
+	var of any = group
+	if group != nil {
+		w.of, w.pause, life = target{group: group.Name, exchange: inside.NowExchange(group.Name)}, group.Pausing.Pause, group.Life
+	} else {
+		of = consumer
+		w.of, w.pause, life = target{queue: cmp.Or(h.cfg.Queue, s.Queue)}, s.Control.Pause, ctx
 	}
-	w := &watcher{Start: s, queue: cmp.Or(h.cfg.Queue, s.Queue), changed: h.cfg.OnChange}
 	if w.Log == nil {
 		w.Log = slog.New(slog.DiscardHandler)
 	}
-	h.watchers[consumer] = w
-	consumer.OnEnd(func() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if known := h.watchers[of]; known != nil {
+		return known, life
+	}
+	h.watchers[of] = w
+	forget := func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		delete(h.watchers, consumer)
-	})
-	return w
+		delete(h.watchers, of)
+	}
+	if group != nil {
+		context.AfterFunc(life, forget)
+	} else {
+		consumer.OnEnd(forget)
+	}
+	return w, life
 }
 
-// watcher has a consumer paused while its queue is.
+// watcher has a consumer paused while its queue is, or the consumers of a worker while its group is.
 type watcher struct {
 	client.Start
-	queue   string
+	of      target
+	pause   func() (resume func())
 	changed func(*State)
-	begun   bool // run has been called; only Prepare uses it
+	begun   atomic.Bool // run has been called
 
 	mu     sync.Mutex // Prepare's ask may end late, next to run's
 	known  State      // what the broker has said last
@@ -126,7 +144,7 @@ type watcher struct {
 
 // ask has the consumer do what the broker says.
 func (w *watcher) ask(ctx context.Context) error {
-	s, found, err := find(ctx, w.Management, w.queue)
+	s, found, err := find(ctx, w.Management, w.of)
 	if err != nil {
 		return err
 	}
@@ -151,7 +169,7 @@ func (w *watcher) follow(ctx context.Context) {
 	paused := w.found && (w.known.Until.IsZero() || w.known.Until.After(now))
 	switch {
 	case paused && w.resume == nil:
-		w.resume = w.Control.Pause()
+		w.resume = w.pause()
 	case paused && w.shown == w.known:
 		return
 	case paused:
@@ -160,17 +178,17 @@ func (w *watcher) follow(ctx context.Context) {
 	default:
 		w.resume()
 		w.resume, w.shown = nil, State{}
-		w.Log.Info("hopback: the queue is resumed", "queue", w.queue)
+		w.Log.Info("hopback: resumed for all workers", w.of.kind(), w.of.name())
 		w.notify(nil)
 		return
 	}
 	w.shown = w.known
 	shown := w.shown
-	log := w.Log.With("queue", w.queue, "since", shown.Since, "by", shown.By, "why", shown.Why)
+	log := w.Log.With(w.of.kind(), w.of.name(), "since", shown.Since, "by", shown.By, "why", shown.Why)
 	if !shown.Until.IsZero() {
 		log = log.With("until", shown.Until)
 	}
-	log.Info("hopback: the queue is paused")
+	log.Info("hopback: paused for all workers")
 	w.notify(&shown)
 }
 
@@ -181,7 +199,7 @@ func (w *watcher) notify(s *State) {
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			w.Log.Error("hopback: pause.Config.OnChange panicked", "queue", w.queue, "panic", v)
+			w.Log.Error("hopback: pause.Config.OnChange panicked", w.of.kind(), w.of.name(), "panic", v)
 		}
 	}()
 	w.changed(s)
@@ -195,7 +213,7 @@ func (w *watcher) run(ctx context.Context) {
 		done()
 		if err != nil && ctx.Err() == nil {
 			if !failing && !errors.Is(err, client.ErrConnectionLost) {
-				w.Log.Warn("hopback: the broker doesn't answer whether the queue is paused; nothing changes until it does", "queue", w.queue, "error", err)
+				w.Log.Warn("hopback: the broker doesn't answer whether the queue is paused; nothing changes until it does", w.of.kind(), w.of.name(), "error", err)
 			}
 			w.follow(ctx) // its time may be over
 		}

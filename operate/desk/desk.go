@@ -69,6 +69,10 @@ func New(conn *client.Conn, cfg Config) (*Desk, error) {
 // Broker returns the name and the version of the broker. See [client.Conn.Broker].
 func (d *Desk) Broker() client.Broker { return d.conn.Broker() }
 
+// Conn returns the connection that New got, for what a page shows besides messages: pauses, workers, and recurring
+// messages.
+func (d *Desk) Conn() *client.Conn { return d.conn }
+
 // Warning is a side effect of reading a queue, or a guarantee that doesn't hold for it.
 type Warning struct {
 	Code WarningCode `json:"code"`

@@ -161,6 +161,8 @@ func (h *Handler) wants(path string, a Action, form url.Values) Access {
 	switch path {
 	case "messages", "message", "body", "download", "edit", "dry-run", "replay-edited", "parked", "waiting", "pause", "pause-queue":
 		x.Queue = form.Get("in")
+	case "recurring", "recurring-do":
+		x.Queue = recurringQueue(form)
 	case "accept":
 		q, _ := url.ParseQuery(form.Get("query"))
 		x.Queue = q.Get("in")

@@ -42,6 +42,8 @@ func (s *stage) forms(b *browser) map[string]url.Values {
 		"stop":          {"run": {plans["replay"]}},
 		"waiting":       {"in": {"orders.dead"}, "key": {"4711"}, "do": {"cancel"}},
 		"pause-queue":   {"in": {"orders.dead"}, "do": {"resume"}},
+		"recurring-do":  {"in": {"orders.dead"}, "do": {"resume"}},
+		"pause-group":   {"group": {"orders"}, "do": {"resume"}},
 	}
 }
 

@@ -31,6 +31,7 @@ func (h *Handler) routes() {
 		"edit":       {http.MethodGet, ActionEdit, h.editForm},
 		"parked":     {http.MethodGet, ActionView, h.waitingForm},
 		"pause":      {http.MethodGet, ActionView, h.paused},
+		"recurring":  {http.MethodGet, ActionView, h.recurring},
 		"runs":       {http.MethodGet, ActionView, h.runList},
 		"partitions": {http.MethodGet, ActionView, h.partitions},
 		"workers":    {http.MethodGet, ActionView, h.workers},
@@ -46,6 +47,8 @@ func (h *Handler) routes() {
 		"stop":          {http.MethodPost, ActionStop, h.stop},
 		"waiting":       {http.MethodPost, ActionWaiting, h.waiting},
 		"pause-queue":   {http.MethodPost, ActionPause, h.pause},
+		"pause-group":   {http.MethodPost, ActionPause, h.pauseGroup},
+		"recurring-do":  {http.MethodPost, ActionRecurring, h.changeRecurring},
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/partition"
 )
 
@@ -84,4 +87,55 @@ func TestPartitionsThatAVisitorMayNotSee(t *testing.T) {
 		assert.Contains(t, page.text, "No such group")
 		assert.NotContains(t, page.text, "w1")
 	}
+}
+
+// A group is paused for all of its partitions, shown, and resumed.
+func TestAGroupIsPausedOnThePage(t *testing.T) {
+	t.Parallel()
+	refused := &sync.Map{}
+	s := newStage(t, Config{Writable: true, Authorize: func(_ *http.Request, a Access) (string, error) {
+		if _, no := refused.Load(a.Queue); no && a.Action == ActionPause {
+			return "", errors.New("not yours")
+		}
+		return "ada", nil
+	}}, "4.3.6")
+	s.group(partition.Group{Name: "changes", Partitions: 2}, "w1")
+	b := s.browser()
+	assert.Contains(t, b.get("partitions?group=changes").text, "The group isn't paused.")
+	page := b.post("pause-group", url.Values{"group": {"changes"}, "do": {"pause"}, "why": {"<b>the bank</b> is down"}, "minutes": {"60"}})
+	assert.Equal(t, http.StatusOK, page.status)
+	for _, text := range []string{"The group is paused.", "&lt;b&gt;the bank&lt;/b&gt; is down", "by <strong>ada</strong>", ", until ", "changes.1.001", "Change the pause"} {
+		assert.Contains(t, page.text, text)
+	}
+	state, is, err := pause.OfGroup(t.Context(), s.conn, "changes")
+	require.NoError(t, err)
+	assert.True(t, is)
+	assert.Equal(t, "ada", state.By)
+
+	refused.Store("changes.1.001", true)
+	for _, bad := range []struct {
+		status int
+		form   url.Values
+	}{
+		{http.StatusNotFound, url.Values{"group": {"changes"}, "do": {"resume"}}}, // one of its partitions isn't theirs
+		{http.StatusNotFound, url.Values{"group": {"changes"}, "do": {"pause"}}},
+		{http.StatusNotFound, url.Values{"group": {"none"}, "do": {"pause"}}},
+		{http.StatusNotFound, url.Values{"do": {"resume"}}},
+		{http.StatusBadRequest, url.Values{"group": {"changes"}}},
+		{http.StatusUnprocessableEntity, url.Values{"group": {"changes"}, "do": {"pause"}, "minutes": {"-1"}}},
+	} {
+		assert.Equal(t, bad.status, b.post("pause-group", bad.form).status, "%v", bad.form)
+	}
+	state, _, err = pause.OfGroup(t.Context(), s.conn, "changes")
+	require.NoError(t, err)
+	assert.False(t, state.Until.IsZero(), "nothing has changed")
+	refused.Clear()
+	page = b.post("pause-queue", url.Values{"in": {"changes.1.000"}, "do": {"pause"}})
+	assert.Equal(t, http.StatusUnprocessableEntity, page.status)
+	assert.Contains(t, page.text, "Pause its group")
+
+	page = b.post("pause-group", url.Values{"group": {"changes"}, "do": {"resume"}})
+	assert.Contains(t, page.text, "The group is resumed.")
+	assert.Contains(t, page.text, "The group isn't paused.")
+	assert.Contains(t, s.log.String(), "group=changes do=pause")
 }

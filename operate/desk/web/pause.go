@@ -39,7 +39,7 @@ func (h *Handler) paused(v *visit) *refusal {
 }
 
 func (h *Handler) showPause(ctx context.Context, data *pauseData) *refusal {
-	s, is, err := h.desk.Paused(ctx, data.Queue)
+	s, is, err := pause.Of(ctx, h.desk.Conn(), data.Queue)
 	switch {
 	case err != nil:
 		return h.pauseFailed(err)
@@ -50,6 +50,9 @@ func (h *Handler) showPause(ctx context.Context, data *pauseData) *refusal {
 }
 
 func (h *Handler) pauseFailed(err error) *refusal {
+	if bad, ok := errors.AsType[*argument.Error](err); ok && bad.Code == argument.CodeUnsupported {
+		return &refusal{http.StatusUnprocessableEntity, "This is a partition", "A partition isn't paused alone. Pause its group, on the page Partitions.", err}
+	}
 	if errors.Is(err, declare.ErrNotFound) || errors.As(err, new(*argument.Error)) {
 		return &refusal{http.StatusNotFound, "No such queue", "There is no queue with this name.", err}
 	}
@@ -64,21 +67,14 @@ func (h *Handler) pause(v *visit) *refusal {
 	var err error
 	switch v.form.Get("do") {
 	case "pause":
-		cfg := pause.PauseConfig{By: v.who, Why: strings.TrimSpace(strings.ToValidUTF8(v.form.Get("why"), ""))}
-		if text := strings.TrimSpace(v.form.Get("minutes")); text != "" {
-			minutes, bad := strconv.Atoi(text)
-			if bad != nil || minutes < 1 || minutes > maxMinutes {
-				return refuse(http.StatusUnprocessableEntity, "This isn't a time", "Go back, and enter a number of minutes, at most a year, or nothing.")
-			}
-			cfg.For = time.Duration(minutes) * time.Minute
+		cfg, no := pauseOf(v)
+		if no != nil {
+			return no
 		}
-		if len(cfg.Why) > maxWhy {
-			return refuse(http.StatusUnprocessableEntity, "The reason is too long", "Go back, and say it in up to 200 bytes.")
-		}
-		err = h.desk.Pause(ctx, data.Queue, cfg)
+		err = pause.Pause(ctx, h.desk.Conn(), data.Queue, cfg)
 		data.Answer = "The queue is paused. Workers notice within about a second."
 	case "resume":
-		err = h.desk.Resume(ctx, data.Queue)
+		err = pause.Resume(ctx, h.desk.Conn(), data.Queue)
 		data.Answer = "The queue is resumed. Workers notice within about a second."
 	default:
 		return refuse(http.StatusBadRequest, "No action is named", "Go back and use a button on that page.")
@@ -92,6 +88,22 @@ func (h *Handler) pause(v *visit) *refusal {
 	}
 	h.render(v.w, http.StatusOK, "pause", data)
 	return nil
+}
+
+// pauseOf reads the form of a pause.
+func pauseOf(v *visit) (cfg pause.PauseConfig, no *refusal) {
+	cfg = pause.PauseConfig{By: v.who, Why: strings.TrimSpace(strings.ToValidUTF8(v.form.Get("why"), ""))}
+	if text := strings.TrimSpace(v.form.Get("minutes")); text != "" {
+		minutes, bad := strconv.Atoi(text)
+		if bad != nil || minutes < 1 || minutes > maxMinutes {
+			return cfg, refuse(http.StatusUnprocessableEntity, "This isn't a time", "Go back, and enter a number of minutes, at most a year, or nothing.")
+		}
+		cfg.For = time.Duration(minutes) * time.Minute
+	}
+	if len(cfg.Why) > maxWhy {
+		return cfg, refuse(http.StatusUnprocessableEntity, "The reason is too long", "Go back, and say it in up to 200 bytes.")
+	}
+	return cfg, nil
 }
 
 // maxWhy is the longest reason, in bytes.

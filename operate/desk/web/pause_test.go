@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/hopback/hopback/middleware/pause"
 )
 
 // A queue is paused, shown, and resumed. The log says who did it, and the page escapes what others wrote.
@@ -27,14 +29,14 @@ func TestAQueueIsPausedOnThePage(t *testing.T) {
 	assert.Contains(t, page.text, "&lt;b&gt;the bank&lt;/b&gt; is down")
 	assert.Contains(t, page.text, "by <strong>ada</strong>")
 	assert.Contains(t, page.text, ", until ")
-	state, is, err := s.desk.Paused(t.Context(), "orders")
+	state, is, err := pause.Of(t.Context(), s.conn, "orders")
 	require.NoError(t, err)
 	assert.True(t, is)
 	assert.Equal(t, "ada", state.By)
 	assert.Equal(t, http.StatusOK, b.post("pause-queue", url.Values{"in": {"orders"}, "do": {"pause"}, "why": {"not UTF-8: \xff"}}).status)
 	page = b.post("pause-queue", url.Values{"in": {"orders"}, "do": {"resume"}})
 	assert.Contains(t, page.text, "The queue is resumed.")
-	_, is, err = s.desk.Paused(t.Context(), "orders")
+	_, is, err = pause.Of(t.Context(), s.conn, "orders")
 	require.NoError(t, err)
 	assert.False(t, is)
 	for _, bad := range []struct {
@@ -62,7 +64,7 @@ func TestAReadOnlyPagePausesNothing(t *testing.T) {
 	b := s.browser()
 	assert.Contains(t, b.get("pause?in=orders").text, "read-only")
 	assert.Equal(t, http.StatusForbidden, b.post("pause-queue", url.Values{"in": {"orders"}, "do": {"pause"}}).status)
-	_, is, err := s.desk.Paused(t.Context(), "orders")
+	_, is, err := pause.Of(t.Context(), s.conn, "orders")
 	require.NoError(t, err)
 	assert.False(t, is)
 }

@@ -89,7 +89,7 @@ func TestTheAuthorizerLearnsTheQueue(t *testing.T) {
 		}
 		want := Access{Action: route.action, Queue: "orders.dead"}
 		switch path {
-		case "", "runs", "partitions", "workers", "survey", "stop-survey":
+		case "", "runs", "partitions", "workers", "survey", "stop-survey", "pause-group":
 			want.Queue = ""
 		}
 		assert.Equal(t, want, first(), path)

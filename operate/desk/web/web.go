@@ -18,6 +18,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/operate/desk"
+	"github.com/hopback/hopback/schedule"
 )
 
 // Config configures a Handler. The zero value is read-only and answers only browsers on this
@@ -45,6 +46,9 @@ type Config struct {
 	// reaches another queue, except that a replay sends each message to where it failed.
 	// Default: all queues of the virtual host. Required if the Desk has no HTTP API.
 	Queues []string
+	// Times returns the times of a schedule.Recurring.Spec, such as a cron expression, or nil. Anybody may have forged a
+	// spec, which has at most 1,000 bytes. Times is called concurrently. Default: those of schedule.Every are known.
+	Times func(spec string) schedule.Times
 	// Logger receives a line for each action. Default: slog.Default().
 	Logger *slog.Logger
 }
@@ -85,8 +89,12 @@ const (
 	ActionStop Action = "stop"
 	// ActionWaiting cancels, runs, or reschedules waiting messages by their token.
 	ActionWaiting Action = "waiting"
-	// ActionPause pauses or resumes a work queue for all of its workers.
+	// ActionPause pauses or resumes a work queue for all of its workers, or a group of partitions. For a group, the page
+	// asks once without a queue, and then for the queue of each partition.
 	ActionPause Action = "pause"
+	// ActionRecurring pauses, resumes, runs, or removes recurring messages. Access.Queue is the queue with the state of
+	// their group, schedule.Names.TokenQueue.
+	ActionRecurring Action = "recurring"
 )
 
 // changes reports whether the action needs Config.Writable.
@@ -111,7 +119,8 @@ type Handler struct {
 	ended  bool
 	work   sync.WaitGroup
 
-	asking sync.Mutex // held while a group's workers are asked
+	asking sync.Mutex    // held while a group's workers are asked
+	tokens chan struct{} // has room for one that reads or changes recurring messages
 	fleet  fleet
 	queues queueLocks
 	counts counts
@@ -153,7 +162,7 @@ func New(d *desk.Desk, cfg Config) (*Handler, error) {
 		cfg.Logger = slog.Default()
 	}
 	cfg.Queues = slices.Clone(cfg.Queues)
-	h := &Handler{desk: d, cfg: cfg, log: cfg.Logger, static: map[string]file{}}
+	h := &Handler{desk: d, cfg: cfg, log: cfg.Logger, static: map[string]file{}, tokens: make(chan struct{}, 1)}
 	if _, err := rand.Read(h.secret[:]); err != nil {
 		return nil, err
 	}

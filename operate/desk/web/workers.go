@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// workersLimit is how long it may take to ask the workers. Visitors share a result for workersAge.
-	workersLimit, workersAge = 15 * time.Second, 2 * time.Second
+	// workersLimit is how long it may take to ask the workers. Visitors share what they answer, until nobody has visited for
+	// workersIdle, and an error for workersAge.
+	workersLimit, workersIdle, workersAge = 15 * time.Second, 15 * time.Second, 2 * time.Second
 	// shownWorkers and shownRunning are how many are shown.
 	shownWorkers, shownRunning = 200, 100
 	// maxLiveQueues is how many queues are shown. Forged answers may name any number, and the authorizer is asked
@@ -21,25 +22,66 @@ const (
 	maxLiveQueues = 1000
 )
 
-// fleet is the last answer of the workers.
+// fleet is what the workers have answered last. They are watched while somebody visits.
 type fleet struct {
-	mu   sync.Mutex // held while they are asked
-	last live.Fleet
-	err  error
-	at   time.Time
+	mu      sync.Mutex
+	last    live.Fleet
+	err     error
+	failed  time.Time
+	visited time.Time
+	known   chan struct{} // closed when last or err is known; nil: nobody watches
 }
 
-// get returns what the workers do, as of a moment ago. ctx isn't a visitor's: others use the result, too.
-func (f *fleet) get(ctx context.Context, ask func(context.Context) (live.Fleet, error)) (live.Fleet, error) {
+// get returns what the workers do, as of a moment ago.
+func (f *fleet) get(ctx context.Context, h *Handler) (live.Fleet, error) {
+	f.mu.Lock()
+	f.visited = time.Now()
+	if f.known == nil && f.err != nil && time.Since(f.failed) < workersAge {
+		defer f.mu.Unlock()
+		return f.last, f.err
+	}
+	if f.known == nil {
+		known := make(chan struct{})
+		if !h.spawn(func() { f.watch(h, known) }) {
+			f.mu.Unlock()
+			return live.Fleet{}, errEnding
+		}
+		f.known = known
+	}
+	known := f.known
+	f.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, workersLimit)
+	defer cancel()
+	select {
+	case <-known:
+	case <-ctx.Done():
+		return live.Fleet{}, context.Cause(ctx)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if time.Since(f.at) >= workersAge {
-		ctx, cancel := context.WithTimeout(ctx, workersLimit)
-		defer cancel()
-		f.last, f.err = ask(ctx)
-		f.at = time.Now()
-	}
 	return f.last, f.err
+}
+
+// watch watches the workers until nobody visits, or the broker doesn't answer.
+func (f *fleet) watch(h *Handler, known chan struct{}) {
+	ctx, cancel := context.WithCancel(h.ctx)
+	defer cancel()
+	done := sync.OnceFunc(func() { close(known) })
+	err := live.Watch(ctx, h.desk.Conn(), func(all live.Fleet) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.last, f.err = all, nil
+		if time.Since(f.visited) > workersIdle {
+			cancel()
+		}
+		done()
+	})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.known = nil; err != nil {
+		f.last, f.err, f.failed = live.Fleet{}, err, time.Now()
+	}
+	done()
 }
 
 // workersData is the page about the workers.
@@ -73,8 +115,8 @@ func (r runningView) For() time.Duration { return max(time.Since(r.Since), 0) }
 // workers shows what the workers do.
 func (h *Handler) workers(v *visit) *refusal {
 	data := workersData{page: h.page(v, "Workers")}
-	data.Refresh = 10 // every question costs each worker a little
-	all, err := h.fleet.get(h.ctx, h.desk.Workers)
+	data.Refresh = 2
+	all, err := h.fleet.get(v.Context(), h)
 	data.Err, data.Dropped = plainError(err), all.Dropped
 	known := map[string]bool{}
 	sees := func(queue string) bool {

@@ -121,7 +121,7 @@ func (c *command) deskNow(s desking) error {
 		return err
 	}
 	page, err := web.New(d, web.Config{
-		Title: b.shown, Writable: s.write, DiscardDir: s.discardTo, Queues: s.queues, Authorize: authorizer(s.header), User: c.who(),
+		Title: b.shown, Writable: s.write, DiscardDir: s.discardTo, Queues: s.queues, Authorize: authorizer(s.header), User: c.who(), Times: timesOf,
 		Logger: slog.New(slog.NewTextHandler(c.stderr.w, nil)),
 	})
 	if err != nil {

@@ -10,11 +10,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/partition"
 )
 
-const partitionHelp = `Show who handles the partitions of a group of package partition, and change their
-number.
+const partitionHelp = `Show who handles the partitions of a group of package partition, pause all of them, and
+change their number.
 
 NAME is the group's name: that of the exchange that its publishers use.
 
@@ -28,16 +30,18 @@ Exit codes:
 func (c *command) partition() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "partition",
-		Short: "Show the owners of partitions, and change their number",
+		Short: "Show the owners of partitions, pause them, and change their number",
 		Long:  partitionHelp,
 		Example: `  hopback partition show orders
+  hopback partition pause orders --for 1h --why "the bank is down"
   hopback partition reshard orders`,
 	}
 	group(cmd)
 	f := cmd.PersistentFlags()
 	c.connectionFlags(f)
 	durationVar(f, nil, "timeout", time.Minute, "time limit of the command; 0 means none")
-	cmd.AddCommand(c.partitionShow(), c.partitionReshard())
+	groups := pausing{"partition", "group", "NAME", c.partitionGroups(), pause.PauseGroup, pause.ResumeGroup, pause.OfGroup}
+	cmd.AddCommand(c.partitionShow(), c.pause(groups), c.resume(groups), c.partitionReshard())
 	return cmd
 }
 
@@ -48,7 +52,10 @@ type shownGroup struct {
 	Partitions int               `json:"partitions"`
 	Window     int               `json:"window"`
 	Next       int               `json:"next_partitions,omitempty"`
+	Paused     *pause.State      `json:"paused,omitempty"`
 	States     []partition.State `json:"states,omitempty"`
+
+	hidesPause bool // the user may not read whether it is paused
 }
 
 func (c *command) partitionShow() *cobra.Command {
@@ -100,8 +107,16 @@ func inspectGroup(ctx context.Context, b *broker, name string) (shownGroup, erro
 	if err != nil {
 		return shownGroup{}, err
 	}
-	states, err := partition.Inspect(ctx, b.conn, now)
-	return shownGroup{now.Name, now.Generation, now.Partitions, now.Window, next.Partitions, states}, err
+	g := shownGroup{Name: now.Name, Generation: now.Generation, Partitions: now.Partitions, Window: now.Window, Next: next.Partitions}
+	s, paused, err := pause.OfGroup(ctx, b.conn, name)
+	switch g.hidesPause = errors.Is(err, client.ErrUnauthorized); {
+	case err != nil && !g.hidesPause:
+		return shownGroup{}, err
+	case paused:
+		g.Paused = &s
+	}
+	g.States, err = partition.Inspect(ctx, b.conn, now)
+	return g, err
 }
 
 func (g shownGroup) text(text *strings.Builder) {
@@ -127,6 +142,12 @@ func (g shownGroup) text(text *strings.Builder) {
 	_ = table.Flush()
 	_, _ = fmt.Fprintf(text, "%s in generation %d, window %d: %s, %d without an owner; %s waiting\n",
 		count(g.Partitions, "partition"), g.Generation, g.Window, count(len(shares), "owner"), free, count(int(waiting), "message"))
+	switch {
+	case g.Paused != nil:
+		_, _ = fmt.Fprintf(text, "All of them are %s\n", g.Paused)
+	case g.hidesPause:
+		_, _ = fmt.Fprintln(text, "The user may not read whether they are paused.")
+	}
 	if earlier > 0 {
 		_, _ = fmt.Fprintf(text, "%s waiting in queues of earlier generations: perhaps old definitions were imported. The owner of the first partition moves them.\n", count(int(earlier), "message"))
 	}

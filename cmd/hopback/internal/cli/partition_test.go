@@ -12,6 +12,7 @@ import (
 	"github.com/hopback/hopback/cmd/hopback/internal/cli"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/partition"
 )
 
@@ -61,6 +62,25 @@ func TestPartitionsOnTheCommandLine(t *testing.T) {
 	for range 2 {
 		<-assigned
 	}
+	r = run("pause", "orders", "--for", "1h", "--by", "ada", "--why", "the bank is down")
+	assert.Equal(t, cli.Done, r.code, r.stderr)
+	assert.Regexp(t, `^orders: paused since \S+Z until \S+Z by "ada": "the bank is down"\n$`, r.stdout)
+	assert.Contains(t, run("show", "orders").stdout, "All of them are paused since ")
+	r = run("show", "orders", "-o", "json")
+	var one struct{ Paused pause.State }
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &one))
+	assert.Equal(t, "orders ada", one.Paused.Group+" "+one.Paused.By)
+	r = run("resume", "orders", "-o", "json")
+	assert.Equal(t, cli.Done, r.code, r.stderr)
+	assert.JSONEq(t, `{"group": "orders"}`, r.stdout)
+	assert.NotContains(t, run("show", "orders").stdout, "paused")
+	onQueue := world{env: map[string]string{"HOPBACK_URL": url}}.run("queue", "pause", "orders")
+	assert.Equal(t, cli.No, onQueue.code)
+	assert.Contains(t, onQueue.stderr, "use hopback partition in place of hopback queue")
+	onQueue = world{env: map[string]string{"HOPBACK_URL": url}}.run("queue", "pause", "orders.1.000")
+	assert.Equal(t, cli.Usage, onQueue.code)
+	assert.Contains(t, onQueue.stderr, "hopback partition pause")
+	assert.Equal(t, cli.No, run("pause", "none").code)
 	second := partition.Group{Name: "orders", Partitions: 3, Generation: 2}
 	apply(second)
 	go work(second, "bob\n")

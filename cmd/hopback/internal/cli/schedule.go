@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,12 +63,14 @@ func (c *command) schedule() *cobra.Command {
 	var pause schedule.PauseConfig
 	paused := c.scheduleDo("pause GROUP [NAME...]", "Pause messages, or the whole group", `Pause messages, or, without NAME, the whole group. Times in a pause are skipped. When the
 command returns, no worker publishes any more.`, 1, func(ctx context.Context, g schedule.Group, names []string) (string, error) {
-		pause.Names = names
+		pause := pause
+		pause.Names, pause.By = names, cmp.Or(pause.By, c.who())
 		return "paused", g.Pause(ctx, pause)
 	})
 	paused.Example = "  hopback schedule pause billing report --for 2h --why \"the printer is broken\"\n  hopback schedule pause billing"
 	durationVar(paused.Flags(), &pause.For, "for", 0, "resume after this time (default: until resume)")
 	paused.Flags().StringVar(&pause.Why, "why", "", "a `reason` for those who wonder")
+	paused.Flags().StringVar(&pause.By, "by", "", "`who` pauses it (default user@host)")
 	cmd.AddCommand(c.scheduleList(), paused,
 		c.scheduleDo("resume GROUP [NAME...]", "Resume messages, or the whole group", `End the pause of messages, and bring back removed ones. Without NAME, end the pause of the
 whole group; messages that were paused by name stay so.`, 1, func(ctx context.Context, g schedule.Group, names []string) (string, error) {
@@ -163,13 +166,15 @@ shown if only the program knows it.`,
 
 func listed(text *strings.Builder, g schedule.GroupState) {
 	table := tabwriter.NewWriter(text, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "name\ttimes\tto\tmissed\tnext\tpaused")
-	for _, r := range g.Recurring {
-		at := "-"
-		if !r.Next.IsZero() {
-			at = r.Next.Format(time.RFC3339)
+	_, _ = fmt.Fprintln(table, "name\ttimes\tto\tmissed\tlast\tnext\tpaused")
+	at := func(t time.Time) string {
+		if t.IsZero() {
+			return "-"
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", printable(r.Name), printable(r.Spec), printable(r.To), r.Missed, at, pausedText(r.Paused, r.Removed))
+		return t.Format(time.RFC3339)
+	}
+	for _, r := range g.Recurring {
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(r.Name), printable(r.Spec), printable(r.To), r.Missed, at(r.Last), at(r.Next), pausedText(r.Paused, r.Removed))
 	}
 	_ = table.Flush()
 	worker := "no worker has it in hand"
@@ -195,6 +200,9 @@ func pausedText(p *schedule.PauseState, removed bool) string {
 	text := "since " + p.Since.Format(time.RFC3339)
 	if !p.Until.IsZero() {
 		text += " until " + p.Until.Format(time.RFC3339)
+	}
+	if p.By != "" {
+		text += " by " + printable(p.By)
 	}
 	if p.Why != "" {
 		text += ": " + printable(p.Why)

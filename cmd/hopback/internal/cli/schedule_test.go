@@ -152,7 +152,7 @@ func TestScheduleOnTheCommandLine(t *testing.T) {
 	assert.Equal(t, cli.Done, r.code, r.stderr)
 	r = run("list", "billing")
 	assert.Equal(t, cli.Done, r.code, r.stderr)
-	assert.Regexp(t, `(?m)^report +CRON_TZ=Europe/Berlin 0 6 \* \* 1-5 +/queues/reports +skip +\S+Z +since \S+Z: the printer is broken$`, strings.ReplaceAll(r.stdout, `"`, ""))
+	assert.Regexp(t, `(?m)^report +CRON_TZ=Europe/Berlin 0 6 \* \* 1-5 +/queues/reports +skip +- +\S+Z +since \S+Z by \S+: the printer is broken$`, strings.ReplaceAll(r.stdout, `"`, ""))
 	r = run("list", "billing", "-o", "json")
 	var state schedule.GroupState
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &state), r.stdout)
