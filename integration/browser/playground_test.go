@@ -504,6 +504,11 @@ func TestPlaygroundIsAccessible(t *testing.T) {
 		}
 		assert.Empty(t, b.eval(poorContrast), scheme)
 	}
+	moving := `[...document.querySelectorAll("*")].filter((e) => { const s = getComputedStyle(e); return s.transitionDuration !== "0s" || s.animationName !== "none"; }).length`
+	b.until(`document.querySelectorAll(".dot").length > 0 && ` + moving + ` > 0`)
+	b.do("Emulation.setEmulatedMedia", map[string]any{"features": []any{map[string]string{"name": "prefers-reduced-motion", "value": "reduce"}}}, nil)
+	b.until(`document.querySelectorAll(".dot").length > 0`)
+	assert.Equal(t, float64(0), b.eval(moving))
 	b.calm()
 }
 
