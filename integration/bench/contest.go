@@ -69,7 +69,7 @@ func contests() []contest {
 	// Traces that aren't sampled, and metrics.
 	two := []contestant{{name: nTraced, peer: hopback{traced: true}}, {name: nHop, peer: hopback{}}}
 	traced := []pair{{ours: nTraced, peer: nHop, faster: 0.85, allocs: 5}}
-	return []contest{
+	return append([]contest{
 		{
 			name: "publish", title: "publish, confirmed, 256 B", run: runPublish(256), contestants: three,
 			pairs:  []pair{{ours: nHop, peer: nRaw, faster: 1.2, cpu: 0.5}, {ours: nHop, peer: n091, faster: 1, cpu: 0.75}},
@@ -102,8 +102,8 @@ func contests() []contest {
 		},
 		{name: "otel-publish", title: "publish, confirmed, 256 B, with OpenTelemetry and without", contestants: two, pairs: traced, run: runPublish(256)},
 		{name: "otel-consume", title: "consume and accept, 256 B, with OpenTelemetry and without", contestants: two, pairs: traced, run: runConsume(256)},
-		idleContest(), streamContest(), fairContest(),
-	}
+		idleContest(), streamContest(),
+	}, fairContests()...)
 }
 
 func failing(concurrency int) contest {

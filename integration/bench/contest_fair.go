@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,8 +20,8 @@ import (
 	"github.com/hopback/hopback/retry"
 )
 
-// Of the contest "fair": two workers with eight slots each have handlers of 5 ms. 200 quiet tenants have 200
-// messages a second in all. One has its messages at once.
+// Of the contests "fair": two workers with eight slots each have handlers of 5 ms. 200 quiet tenants have 200
+// messages a second in all. Noisy ones have their messages at once.
 const (
 	quietTenants = 200
 	quietEvery   = 5 * time.Millisecond
@@ -34,10 +38,22 @@ const (
 	quietP50 = "quiet p50"
 	quietP99 = "quiet p99"
 	drained  = "drained p99"
+	// atBroker is how many microseconds of its CPU the broker needs for a message, with what it does while idle.
+	atBroker = "broker cpu"
 )
 
 // fairPeer is how the messages are consumed.
-type fairPeer struct{ shared, alone bool }
+type fairPeer struct {
+	shared, alone bool
+	noisy         noisy
+}
+
+// noisy is what the noisy tenants do.
+type noisy struct {
+	tenants int
+	handler time.Duration
+	fails   bool // each attempt does; there are two retries
+}
 
 const (
 	nPlain     = "plain queue"
@@ -46,12 +62,27 @@ const (
 	nFairQuiet = "quiet alone, fair"
 )
 
-func fairContest() contest {
-	return contest{
-		name: "fair", title: "one tenant's burst next to 200 quiet tenants, handlers of 5 ms", run: runFair, maxRounds: 3,
-		contestants: []contestant{{name: nPlain, peer: fairPeer{}}, {name: nFair, peer: fairPeer{shared: true}}, {name: nQuiet, peer: fairPeer{alone: true}, fewer: 10}, {name: nFairQuiet, peer: fairPeer{shared: true, alone: true}, fewer: 10}},
-		pairs:       []pair{{ours: nFair, peer: nPlain}},
+func fairContests() (all []contest) {
+	for _, x := range []struct {
+		name, title string
+		noisy       noisy
+		fewer       int
+	}{
+		{"fair", "one tenant's burst next to 200 quiet tenants, handlers of 5 ms", noisy{1, fairHandler, false}, 1},
+		{"fair-10", "the same with the bursts of ten tenants", noisy{10, fairHandler, false}, 1},
+		{"fair-slow", "the same with one tenant's burst, whose handlers take 200 ms", noisy{1, 200 * time.Millisecond, false}, 40},
+		{"fair-failing", "the same with one tenant's burst, whose handlers always fail: two retries after 1 s", noisy{1, fairHandler, true}, 3},
+	} {
+		all = append(all, contest{
+			name: x.name, title: x.title, run: runFair, maxRounds: 3,
+			contestants: []contestant{
+				{name: nPlain, peer: fairPeer{noisy: x.noisy}, fewer: x.fewer}, {name: nFair, peer: fairPeer{shared: true, noisy: x.noisy}, fewer: x.fewer},
+				{name: nQuiet, peer: fairPeer{alone: true}, fewer: 10}, {name: nFairQuiet, peer: fairPeer{shared: true, alone: true}, fewer: 10},
+			},
+			pairs: []pair{{ours: nFair, peer: nPlain}},
+		})
 	}
+	return all
 }
 
 // fairRun is one run.
@@ -61,29 +92,37 @@ type fairRun struct {
 	quiet []time.Duration
 	late  []time.Duration
 	after bool // the burst is published
-	alone bool
+	peer  fairPeer
 }
 
-func (r *fairRun) handle(_ context.Context, d *client.Delivery) error {
+func (r *fairRun) handle(ctx context.Context, d *client.Delivery) error {
 	m := d.Message()
 	sent, _ := m.ApplicationProperties["sent"].(int64)
 	waited := time.Since(time.Unix(0, sent))
-	if *m.Properties.GroupID == "noisy" {
-		r.tick()
-	} else {
-		r.mu.Lock()
-		r.quiet = append(r.quiet, waited)
-		if r.after {
-			r.late = append(r.late, waited)
-		}
-		r.mu.Unlock()
-		if r.alone {
+	if strings.HasPrefix(*m.Properties.GroupID, "noisy") {
+		if retry.Attempt(ctx) == 1 {
 			r.tick()
 		}
+		time.Sleep(r.peer.noisy.handler)
+		if r.peer.noisy.fails {
+			return errFails
+		}
+		return nil
+	}
+	r.mu.Lock()
+	r.quiet = append(r.quiet, waited)
+	if r.after {
+		r.late = append(r.late, waited)
+	}
+	r.mu.Unlock()
+	if r.peer.alone {
+		r.tick()
 	}
 	time.Sleep(fairHandler)
 	return nil
 }
+
+var errFails = errors.New("it always fails")
 
 func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
 	p := c.peer.(fairPeer)
@@ -95,7 +134,7 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 	defer running.Wait()
 	defer cancel(nil)
 	q := fair.Queue{Name: l.name()}
-	policy := retry.Policy{Strategy: retry.StrategyNative, Names: retry.Names{Prefix: q.Name + "."}}
+	policy := retry.Policy{Strategy: retry.StrategyNative, MaxRetries: 2, Backoff: retry.Delays(time.Second), Names: retry.Names{Prefix: q.Name + "."}}
 	topology, err := q.Topology(policy, declare.QuorumQueue{})
 	if err != nil {
 		return nil, err
@@ -103,7 +142,7 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 	if err := l.apply(ctx, topology); err != nil {
 		return nil, err
 	}
-	r := &fairRun{meter: l.newMeter(warmUp(n), n), alone: p.alone}
+	r := &fairRun{meter: l.newMeter(warmUp(n), n), peer: p}
 	for range fairWorkers {
 		conn, err := client.Connect(ctx, l.url, client.Config{Logger: quiet})
 		if err != nil {
@@ -136,9 +175,10 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 			m.ApplicationProperties = map[string]any{"sent": time.Now().UnixNano()}
 		}
 	}
+	before := brokerCPU()
 	running.Go(func() { publishQuiet(ctx, publisher, to) })
 	if !p.alone {
-		if err := r.burst(ctx, publisher, to("noisy")); err != nil {
+		if err := r.burst(ctx, publisher, to); err != nil {
 			return nil, err
 		}
 	}
@@ -150,6 +190,9 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 	m := r.metrics()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if after := brokerCPU(); after > before {
+		m[atBroker] = float64((after - before).Microseconds()) / float64(r.total())
+	}
 	m[quietP50], m[quietP99] = millis(r.quiet, 0.5), millis(r.quiet, 0.99)
 	if !p.alone {
 		m[drained] = millis(r.late, 0.99)
@@ -173,8 +216,8 @@ func publishQuiet(ctx context.Context, publisher *client.Publisher[string], to f
 	}
 }
 
-// burst publishes a noisy tenant's messages at once.
-func (r *fairRun) burst(ctx context.Context, publisher *client.Publisher[string], to func(*client.Message)) error {
+// burst publishes the noisy tenants' messages at once.
+func (r *fairRun) burst(ctx context.Context, publisher *client.Publisher[string], to func(tenant string) func(*client.Message)) error {
 	select {
 	case <-time.After(fairBefore):
 	case <-ctx.Done():
@@ -183,7 +226,11 @@ func (r *fairRun) burst(ctx context.Context, publisher *client.Publisher[string]
 	r.mu.Lock()
 	r.quiet = r.quiet[:0]
 	r.mu.Unlock()
-	err := publisher.PublishAll(ctx, make([]string, r.total()), func(_ string, m *client.Message) { to(m) })
+	next := 0
+	err := publisher.PublishAll(ctx, make([]string, r.total()), func(_ string, m *client.Message) {
+		to(fmt.Sprint("noisy", next%r.peer.noisy.tenants))(m)
+		next++
+	})
 	r.mu.Lock()
 	r.after = true
 	r.mu.Unlock()
@@ -199,4 +246,23 @@ func millis(all []time.Duration, q float64) float64 {
 	}
 	sorted := slices.Sorted(slices.Values(all))
 	return float64(sorted[min(int(q*float64(len(sorted))), len(sorted)-1)].Microseconds()) / 1000
+}
+
+// brokerCPU is what all RabbitMQs of this machine have used of the CPU; 0 if that can't be read.
+func brokerCPU() (used time.Duration) {
+	const perSecond = 100 // USER_HZ, on all of Linux's platforms
+	names, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil || !strings.Contains(string(text), "(beam.smp)") {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if fields := strings.Fields(rest); len(fields) > 12 { // utime and stime are the 14th and 15th in all
+			user, _ := strconv.Atoi(fields[11])
+			system, _ := strconv.Atoi(fields[12])
+			used += time.Duration(user+system) * time.Second / perSecond
+		}
+	}
+	return used
 }
