@@ -319,6 +319,13 @@ func (s *simulation) targets() (all []*simLane) {
 	return all
 }
 
+// target is where the stranger's message goes, and the dice for the rest of it.
+func (l *simLane) target(id uint32) (*simLane, *rand.Rand) {
+	r := rand.New(rand.NewPCG(l.Seed, l.script.dice(l.n, id, 300)))
+	all := l.targets()
+	return all[r.IntN(len(all))], r
+}
+
 // openStrange has the stranger send what is asked for, until the function that it returns is called.
 func (s *simulation) openStrange(ctx context.Context) (end func()) {
 	var conns [2]*client.Conn // the second one rewrites what it sends
@@ -370,9 +377,8 @@ func (s *simulation) openStrange(ctx context.Context) (end func()) {
 // sendStrange sends one of the stranger's messages.
 func (s *simulation) sendStrange(ctx context.Context, publishers [2]*client.Publisher[*client.Message], id uint32) {
 	l := s.strange
-	r := rand.New(rand.NewPCG(s.Seed, l.script.dice(l.n, id, 300)))
-	all := s.targets()
-	to := all[r.IntN(len(all))]
+	all := l.targets()
+	to, r := l.target(id)
 	where := address.Queue(to.queue)
 	if to.group != nil {
 		where = to.group.current()[0].Address(fmt.Sprintf("strange-%d", id%5))
