@@ -187,15 +187,11 @@ func (g *gate) stepBack() { g.steps.Do(func() { close(g.step) }) }
 // awaitGate waits while a gated consumer is paused. It returns false if d stays in hand, since its turn ends.
 func (rs *results) awaitGate(d *delivery) (begin bool) {
 	for {
-		resumed := rs.consumer.gate.Handler.Resumed(&d.Delivery)
-		if resumed == nil {
+		resume := rs.consumer.gate.Handler.Resumed(&d.Delivery)
+		if resume == nil {
 			return true
 		}
-		select {
-		case <-resumed:
-		case <-rs.deliveries.closing:
-			return false
-		case <-rs.deliveries.dead:
+		if begin, _ := rs.resumed(resume); !begin {
 			return false
 		}
 	}

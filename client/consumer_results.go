@@ -114,12 +114,24 @@ func (rs *results) mayBegin() (begin, release bool) {
 	if !paused {
 		return true, false
 	}
-	if rs.deliveries.old.CountsReturns {
+	if rs.deliveries.old.CountsReturns { // so it stays here, unless the consumer drains
 		if begin, lost := rs.resumed(resumed); begin || lost {
 			return begin, false
 		}
 	}
 	return false, true
+}
+
+// resumed keeps a delivery until its consumer is resumed. It returns false if that drains, and lost if the link has ended.
+func (rs *results) resumed(resume <-chan struct{}) (begin, lost bool) {
+	select {
+	case <-resume:
+		return true, false
+	case <-rs.deliveries.dead:
+		return false, true
+	case <-rs.deliveries.closing:
+		return false, false
+	}
 }
 
 func (rs *results) handle(d *delivery) (f finished) {

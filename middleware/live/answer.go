@@ -288,7 +288,8 @@ func (a *answerer) answerTo(ctx context.Context, to address.Address, question *c
 	return a.update(ctx, w, now)
 }
 
-// The application properties of a question that asks for several answers, in milliseconds.
+// propertyEvery and propertyFor are the application properties of a question that asks for several answers. Their values
+// are milliseconds.
 const propertyEvery, propertyFor = "x-hopback-every", "x-hopback-for"
 
 // refusedOnly is an error that a user can do something about. That nobody waits for an answer any more is none.
