@@ -105,11 +105,15 @@ func (r *runner) usual() {
 			r.test("-count=1", "-timeout="+r.limit, r.unitPackages(), readers)
 			r.phase("what needs no broker is done")
 		},
-		func() { // this mostly waits
+		// These two mostly wait.
+		func() {
 			leftOut = r.real()
+			r.phase("integration with real brokers is done")
+		},
+		func() {
 			r.phase("integration, in memory")
 			r.test("-count=1", "-timeout="+r.limit, subjects, "./integration/broker", "-brokers=memory-4.3")
-			r.phase("integration is done")
+			r.phase("integration in memory is done")
 		},
 	)
 	if leftOut != nil {
