@@ -17,6 +17,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/brokerclock"
+	"github.com/hopback/hopback/internal/refusal"
 )
 
 // GuardFailedQueue is a check of [Central] alone. It finds one of these faults:
@@ -263,6 +264,7 @@ func (c *central) guards(ctx context.Context, s client.Start) (map[string]*watch
 	var wg sync.WaitGroup
 	for _, name := range c.cfg.Queues {
 		w := newWatch(s.Log, name, brokerclock.OwnClock(ctx), func(ctx context.Context) (inspection, error) { return c.inspect(ctx, s, name) })
+		refusal.Of(ctx).OnEnd(w.end)
 		w.oneWay = true
 		slots <- struct{}{}
 		wg.Go(func() {

@@ -14,6 +14,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/brokerclock"
+	"github.com/hopback/hopback/internal/refusal"
 )
 
 // Guard is the name of one part of the topology check. [With] and [Central] check the topology
@@ -33,7 +34,8 @@ import (
 //     when the alarm is over. Until then it acknowledges messages that were handled, and holds those
 //     that must be retried or dead-lettered. If the check then finds a fault, the consumer stops.
 //   - While the consumer runs and messages fail, the checks run again: at most once a minute, or
-//     every ten seconds while retries come back early or not at all. They log findings as errors.
+//     every ten seconds while retries come back early or not at all, and within a minute of the last
+//     failure. They log findings as errors.
 //   - A delay queue that starts to lose messages gets no more of them. They wait in another delay
 //     queue, or are dead-lettered with [client.ReasonUnforwardable].
 //   - The consumer also logs an error if retries come back early without a visible cause, or if
@@ -155,6 +157,7 @@ func (pl *plan) prepare(ctx context.Context, s client.Start) (by Strategy, w *wa
 	w = newWatch(s.Log, s.Queue, brokerclock.OwnClock(ctx), func(ctx context.Context) (inspection, error) {
 		return pl.inspect(ctx, s, strategy)
 	})
+	refusal.Of(ctx).OnEnd(w.end)
 	return strategy, w, holds(s.Broker, work), w.start(ctx)
 }
 

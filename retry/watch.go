@@ -26,9 +26,11 @@ const (
 
 // watch runs the checks again while a consumer runs. Somebody can delete a delay queue in that
 // time and declare it with other settings. The broker doesn't notify clients of that, and asking
-// for each message would cost more than the retry. So a failure triggers a check if the last one
-// was a while ago, and sooner if this consumer's retries come back early or not at all. A nil
-// *watch does nothing: the broker can't be asked.
+// for each message would cost more than the retry. So each failure is followed by a check, within a
+// minute of the last one, and sooner if this consumer's retries come back early or not at all. That also
+// holds for the last failure: if a delay queue is missing, a queue that another team has bound to the same
+// exchange can have taken the retry copy, and then nothing else fails. A nil *watch does nothing: the broker
+// can't be asked.
 type watch struct {
 	queue string
 	log   *slog.Logger
@@ -46,6 +48,13 @@ type watch struct {
 	// next is the time of the next check, and soon the earliest one.
 	next, soon atomic.Int64
 	busy       atomic.Bool
+	// unchecked is how many retries were sent and messages given up since the last check began. armed says that a
+	// timer waits for the next one.
+	unchecked atomic.Int64
+	armed     atomic.Bool
+	// running ends with the consumer, by end.
+	running context.Context
+	end     context.CancelFunc
 	// deaths counts the messages that this consumer has dead-lettered.
 	deaths atomic.Int64
 	// early is a retry that came early since the last check, or nil.
@@ -81,7 +90,9 @@ func newWatch(log *slog.Logger, queue string, now func() time.Time, peek func(co
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &watch{queue: queue, log: log.With("queue", queue), peek: peek, now: now, began: now().Add(-time.Second)}
+	w := &watch{queue: queue, log: log.With("queue", queue), peek: peek, now: now, began: now().Add(-time.Second)}
+	w.running, w.end = context.WithCancel(context.Background())
+	return w
 }
 
 // millis counts the milliseconds until t. They are never 0.
@@ -168,23 +179,47 @@ func (w *watch) messageGivenUp() {
 
 func (w *watch) expedite() { w.next.Store(min(w.next.Load(), w.soon.Load())) }
 
+// tick notes a failure at ms, which is followed by a check.
 func (w *watch) tick(ms int64) {
-	if ms >= w.next.Load() && w.busy.CompareAndSwap(false, true) {
-		go w.again()
+	w.unchecked.Add(1)
+	w.check(ms)
+}
+
+// check runs the checks if they are due, or else has a timer do it then.
+func (w *watch) check(ms int64) {
+	wait := w.next.Load() - ms
+	switch {
+	case w.running.Err() != nil:
+	case wait <= 0:
+		if w.busy.CompareAndSwap(false, true) {
+			go w.again()
+		}
+	case w.armed.CompareAndSwap(false, true):
+		time.AfterFunc(time.Duration(wait)*time.Millisecond, func() {
+			w.armed.Store(false)
+			if w.unchecked.Load() > 0 {
+				w.check(w.millis(w.now()))
+			}
+		})
 	}
 }
 
 // again is a check while the consumer runs. It stops when its connection is lost.
 func (w *watch) again() {
 	defer w.busy.Store(false)
-	ctx, cancel := context.WithTimeout(context.Background(), peekTimeout)
+	ctx, cancel := context.WithTimeout(w.running, peekTimeout)
 	defer cancel()
-	deaths := w.deaths.Load()
+	deaths, unchecked := w.deaths.Load(), w.unchecked.Swap(0)
 	in, err := w.peek(ctx)
 	now := w.now()
+	if w.running.Err() != nil {
+		return
+	}
 	if err != nil {
 		w.log.Debug("hopback: topology check: reading the topology failed; it will be tried again", "error", err)
 		w.schedule(now, now.Add(peekSoon))
+		w.unchecked.Add(unchecked)
+		w.check(w.millis(now))
 		return
 	}
 	w.record(&in, now, deaths)
@@ -201,7 +236,7 @@ func (w *watch) again() {
 	case text == "":
 		w.log.Info("hopback: topology check: the faults are fixed")
 	default:
-		w.log.Error("hopback: topology check: found a fault while the consumer runs; fix it as the error says", "error", text)
+		w.log.Error("hopback: topology check: found a fault while the consumer runs; fix it as the error says", "error", text, "failures_since_last_check", unchecked)
 	}
 }
 

@@ -60,10 +60,13 @@ func TestGuardsLookAgainOnlyWhileMessagesFail(t *testing.T) {
 		synctest.Wait()
 		assert.Len(t, w.peeks, 1, "nothing has failed")
 		// Its own retries come back, or nobody knows that they don't.
-		w.every(5*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
+		w.every(5*time.Minute-time.Second, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
 		assert.Len(t, w.peeks, 1+5)
-		w.every(5*time.Minute, func() { w.messageGivenUp() })
+		w.every(5*time.Minute-time.Second, func() { w.messageGivenUp() })
 		assert.Len(t, w.peeks, 1+5+5)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		assert.Len(t, w.peeks, 1+5+5+1, "after the last failure")
 	})
 }
 
@@ -75,7 +78,7 @@ func TestChecksRunWithAnyClock(t *testing.T) {
 			var step time.Duration
 			w := newWatchedBy(t, func() time.Time { return clockstep.Step(time.Now(), step) })
 			step = by
-			w.every(3*time.Minute, func() { w.messageGivenUp() })
+			w.every(3*time.Minute-time.Second, func() { w.messageGivenUp() })
 			assert.Len(t, w.peeks, 1+2, "%v", by)
 		})
 	}
@@ -221,8 +224,43 @@ func TestLookThatFailsIsRepeated(t *testing.T) {
 			failed++
 			return inspection{}, errors.New("alarm")
 		}
-		w.every(5*time.Minute, func() { w.messageGivenUp() })
+		w.every(5*time.Minute-time.Second, func() { w.messageGivenUp() })
 		assert.Equal(t, 4, failed)
 		assert.NotContains(t, w.log.String(), "ERROR")
+	})
+}
+
+// The check after the last failure finds what has taken its retry.
+func TestTheLastFailureIsFollowedByACheck(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		w.retrySent(time.Second)
+		synctest.Wait()
+		assert.Len(t, w.peeks, 1, "the check is not due")
+		w.see.found = []*GuardError{{Guard: GuardDelayQueue, Queue: "delay_1s", Problem: "is missing", Remedy: "declare it"}}
+		time.Sleep(peekEvery + time.Second)
+		synctest.Wait()
+		assert.Len(t, w.peeks, 2)
+		assert.Contains(t, w.log.String(), "delay_1s")
+		assert.Contains(t, w.log.String(), "failures_since_last_check=1")
+	})
+}
+
+// A check that the broker doesn't answer is tried again, until the consumer ends.
+func TestAFailedCheckIsRepeatedUntilTheConsumerEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		checks := 0
+		w.peek = func(context.Context) (inspection, error) { checks++; return inspection{}, errors.New("no answer") }
+		w.messageGivenUp()
+		time.Sleep(5*peekEvery + time.Second)
+		synctest.Wait()
+		assert.Equal(t, 5, checks)
+		w.end()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		assert.Equal(t, 5, checks)
 	})
 }
