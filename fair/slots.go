@@ -266,8 +266,9 @@ func (s *slots) adapt(now time.Time) {
 	if s.bulkTime > 0 {
 		soon = s.bulkTime / float64(max(s.bulk, 1))
 	}
-	if s.bulk > 0 {
-		soon = max(soon, now.Sub(s.freed).Seconds())
+	// Handlers that began together return together, so only a longer pause than theirs is a slow one.
+	if since := now.Sub(s.freed).Seconds(); s.bulk > 0 && since > s.bulkTime {
+		soon = max(soon, since)
 	}
 	if soon > s.quietTime/2 {
 		need += 2 * math.Sqrt(load)

@@ -260,7 +260,9 @@ func TestANoisyTenantDelaysNobody(t *testing.T) {
 				s.mu.Lock()
 				t.Logf("%d noisy took %v, ideal 10s; moved %d, in lanes %d; %d quiet p50 %v p99 %v max %v", n, took, s.moved, s.lanes, len(quiet), quantile(quiet, .5), quantile(quiet, .99), quantile(quiet, 1))
 				s.mu.Unlock()
-				assert.Less(t, quantile(quiet, .99), 20*time.Millisecond)
+				assert.Less(t, quantile(quiet, .99), 5*time.Millisecond)
+				// Each worker keeps one of eight slots in reserve, and two if the noisy handlers are slow.
+				assert.Less(t, took, map[string]time.Duration{"quick": 11 * time.Second, "slow": 13 * time.Second}[name])
 			})
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hopback/hopback/address"
@@ -38,6 +39,8 @@ const (
 	quietP50 = "quiet p50"
 	quietP99 = "quiet p99"
 	drained  = "drained p99"
+	// left is how much of the slots that the quiet tenants' handlers leave the noisy tenants' use, from 0 to 1.
+	left = "slots left"
 	// atBroker is how many microseconds of its CPU the broker needs for a message, with what it does while idle.
 	atBroker = "broker cpu"
 )
@@ -45,6 +48,7 @@ const (
 // fairPeer is how the messages are consumed.
 type fairPeer struct {
 	shared, alone bool
+	apart         bool // the noisy have a queue, and workers, for themselves
 	noisy         noisy
 }
 
@@ -58,6 +62,7 @@ type noisy struct {
 const (
 	nPlain     = "plain queue"
 	nFair      = "fair queue"
+	nApart     = "queues apart"
 	nQuiet     = "quiet alone, plain"
 	nFairQuiet = "quiet alone, fair"
 )
@@ -77,6 +82,7 @@ func fairContests() (all []contest) {
 			name: x.name, title: x.title, run: runFair, maxRounds: 3,
 			contestants: []contestant{
 				{name: nPlain, peer: fairPeer{noisy: x.noisy}, fewer: x.fewer}, {name: nFair, peer: fairPeer{shared: true, noisy: x.noisy}, fewer: x.fewer},
+				{name: nApart, peer: fairPeer{apart: true, noisy: x.noisy}, fewer: x.fewer},
 				{name: nQuiet, peer: fairPeer{alone: true}, fewer: 10}, {name: nFairQuiet, peer: fairPeer{shared: true, alone: true}, fewer: 10},
 			},
 			pairs: []pair{{ours: nFair, peer: nPlain}},
@@ -93,17 +99,37 @@ type fairRun struct {
 	late  []time.Duration
 	after bool // the burst is published
 	peer  fairPeer
+	// quietBusy and noisyBusy are how long the handlers of the quiet and of the noisy took in the measured stretch, in ns.
+	quietBusy, noisyBusy atomic.Int64
+}
+
+// spend is a handler's work.
+func (r *fairRun) spend(handler time.Duration, busy *atomic.Int64) {
+	began := time.Now()
+	time.Sleep(handler)
+	if n := r.ticks.Load(); n >= r.warm && n < int64(r.total()) {
+		busy.Add(int64(time.Since(began)))
+	}
+}
+
+// left is the metric of that name.
+func (r *fairRun) left() float64 {
+	quiet, noisy := time.Duration(r.quietBusy.Load()), time.Duration(r.noisyBusy.Load())
+	if r.peer.apart {
+		quiet = 0
+	}
+	return noisy.Seconds() / (fairWorkers*fairSlots*r.to.at.Sub(r.from.at).Seconds() - quiet.Seconds())
 }
 
 func (r *fairRun) handle(ctx context.Context, d *client.Delivery) error {
 	m := d.Message()
 	sent, _ := m.ApplicationProperties["sent"].(int64)
 	waited := time.Since(time.Unix(0, sent))
-	if strings.HasPrefix(*m.Properties.GroupID, "noisy") {
+	if isNoisy(*m.Properties.GroupID) {
 		if retry.Attempt(ctx) == 1 {
 			r.tick()
 		}
-		time.Sleep(r.peer.noisy.handler)
+		r.spend(r.peer.noisy.handler, &r.noisyBusy)
 		if r.peer.noisy.fails {
 			return errFails
 		}
@@ -118,9 +144,11 @@ func (r *fairRun) handle(ctx context.Context, d *client.Delivery) error {
 	if r.peer.alone {
 		r.tick()
 	}
-	time.Sleep(fairHandler)
+	r.spend(fairHandler, &r.quietBusy)
 	return nil
 }
+
+func isNoisy(tenant string) bool { return strings.HasPrefix(tenant, "noisy") }
 
 var errFails = errors.New("it always fails")
 
@@ -142,22 +170,44 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 	if err := l.apply(ctx, topology); err != nil {
 		return nil, err
 	}
-	r := &fairRun{meter: l.newMeter(warmUp(n), n), peer: p}
-	for range fairWorkers {
-		conn, err := client.Connect(ctx, l.url, client.Config{Logger: quiet})
+	queues := map[bool]string{false: q.Name, true: q.Name} // by whether the tenant is noisy
+	if p.apart {
+		queues[true] = q.Name + ".apart"
+		topology, err := retry.Topology(policy, declare.QuorumQueue{Name: queues[true]})
 		if err != nil {
 			return nil, err
+		}
+		if err := l.apply(ctx, topology); err != nil {
+			return nil, err
+		}
+	}
+	r := &fairRun{meter: l.newMeter(warmUp(n), n), peer: p}
+	work := func(queue string) error {
+		conn, err := client.Connect(ctx, l.url, client.Config{Logger: quiet})
+		if err != nil {
+			return err
 		}
 		running.Go(func() {
 			var err error
 			if p.shared {
 				err = fair.Consume(ctx, conn, q, client.HandlerFunc(r.handle), fair.Config{Concurrency: fairSlots, Retry: policy})
 			} else {
-				err = conn.Consume(ctx, q.Name, retry.With(policy)(client.HandlerFunc(r.handle)), client.ConsumerConfig{Concurrency: fairSlots})
+				err = conn.Consume(ctx, queue, retry.With(policy)(client.HandlerFunc(r.handle)), client.ConsumerConfig{Concurrency: fairSlots})
 			}
 			cancel(err)
 			_ = conn.Close(context.WithoutCancel(ctx))
 		})
+		return nil
+	}
+	for range fairWorkers {
+		if err := work(q.Name); err != nil {
+			return nil, err
+		}
+		if p.apart {
+			if err := work(queues[true]); err != nil {
+				return nil, err
+			}
+		}
 	}
 	publisher, err := client.NewPublisher[string](ctx, l.conn, address.Address{}, client.PublisherConfig{Codec: client.RawCodec{}})
 	if err != nil {
@@ -167,7 +217,7 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 	to := func(tenant string) func(*client.Message) {
 		edit := q.To(tenant)
 		if !p.shared {
-			edit = client.PublishTo(address.Queue(q.Name))
+			edit = client.PublishTo(address.Queue(queues[isNoisy(tenant)]))
 		}
 		return func(m *client.Message) {
 			edit(m)
@@ -195,7 +245,7 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 	}
 	m[quietP50], m[quietP99] = millis(r.quiet, 0.5), millis(r.quiet, 0.99)
 	if !p.alone {
-		m[drained] = millis(r.late, 0.99)
+		m[drained], m[left] = millis(r.late, 0.99), r.left()
 	}
 	return m, nil
 }

@@ -402,6 +402,9 @@ func (r *report) print(w io.Writer) {
 				if d := column(runs, drained); len(d) > 0 {
 					line += fmt.Sprintf("; once the burst is published %.1f ms (p99)", spreadOf(d).Median)
 				}
+				if x := column(runs, left); len(x) > 0 {
+					line += fmt.Sprintf("; the noisy use %.0f %% of the slots left", 100*spreadOf(x).Median)
+				}
 				if b := column(runs, atBroker); len(b) > 0 {
 					line += fmt.Sprintf("; the broker takes %.0f us CPU", spreadOf(b).Median)
 				}
