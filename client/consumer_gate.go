@@ -185,13 +185,13 @@ func (g *gate) heard(active bool) {
 func (g *gate) stepBack() { g.steps.Do(func() { close(g.step) }) }
 
 // awaitGate waits while a gated consumer is paused. It returns false if d stays in hand, since its turn ends.
-func (rs *results) awaitGate(d *delivery) (begin bool) {
+func (rs *results) awaitGate(d *delivery, canceled <-chan struct{}) (begin bool) {
 	for {
 		resume := rs.consumer.gate.Handler.Resumed(&d.Delivery)
 		if resume == nil {
 			return true
 		}
-		if begin, _ := rs.resumed(resume); !begin {
+		if begin, _ := rs.resumed(resume, canceled); !begin {
 			return false
 		}
 	}

@@ -89,15 +89,12 @@ func (rs *results) work(d *delivery) finished {
 	if rs.deliveries.over() || d.settling.Load() {
 		return finished{delivery: d}
 	}
-	begin, release := rs.mayBegin()
-	if rs.consumer.gated() {
-		if begin = rs.awaitGate(d); !begin {
-			return finished{delivery: d, again: true}
-		}
-	}
+	begin, release := rs.mayBegin(d, nil)
 	switch {
 	case begin:
 		return rs.handle(d)
+	case rs.consumer.gated():
+		return finished{delivery: d, again: true}
 	case release:
 		return d.finished(link.Disposition{Kind: link.DispositionReleased})
 	}
@@ -106,28 +103,54 @@ func (rs *results) work(d *delivery) finished {
 
 // mayBegin waits while the consumer is paused, or says that the delivery is to be released where
 // that costs it nothing.
-func (rs *results) mayBegin() (begin, release bool) {
-	if !rs.deliveries.paused.Load() {
-		return true, false
+func (rs *results) mayBegin(d *delivery, canceled <-chan struct{}) (begin, release bool) {
+	if rs.consumer.gated() {
+		return rs.awaitGate(d, canceled), false
 	}
-	resumed, paused := rs.consumer.follow.gate()
+	resumed, paused := rs.paused()
 	if !paused {
 		return true, false
 	}
 	if rs.deliveries.old.CountsReturns { // so it stays here, unless the consumer drains
-		if begin, lost := rs.resumed(resumed); begin || lost {
+		if begin, lost := rs.resumed(resumed, canceled); begin || lost {
 			return begin, false
 		}
 	}
 	return false, true
 }
 
-// resumed keeps a delivery until its consumer is resumed. It returns false if that drains, and lost if the link has ended.
-func (rs *results) resumed(resume <-chan struct{}) (begin, lost bool) {
+// paused reports whether the consumer's Control pauses it, and returns a channel that is closed when it is resumed.
+func (rs *results) paused() (resumed <-chan struct{}, paused bool) {
+	if !rs.deliveries.paused.Load() {
+		return nil, false
+	}
+	return rs.consumer.follow.gate()
+}
+
+// Paused implements inside.Pauses.
+func (d *delivery) Paused() bool {
+	if d.consumer.gated() {
+		return d.consumer.gate.Handler.Resumed(&d.Delivery) != nil
+	}
+	_, paused := d.results.paused()
+	return paused
+}
+
+// AwaitResume implements inside.Pauses.
+func (d *delivery) AwaitResume(ctx context.Context) bool {
+	begin, _ := d.results.mayBegin(d, ctx.Done())
+	return begin
+}
+
+// resumed keeps a delivery until its consumer is resumed. It returns false if that drains, and lost if the link has ended,
+// or the handler's ctx.
+func (rs *results) resumed(resume, canceled <-chan struct{}) (begin, lost bool) {
 	select {
 	case <-resume:
 		return true, false
 	case <-rs.deliveries.dead:
+		return false, true
+	case <-canceled:
 		return false, true
 	case <-rs.deliveries.closing:
 		return false, false

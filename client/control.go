@@ -20,8 +20,9 @@ type Control struct {
 // until release is called. If there are several limits, the lowest applies.
 //
 // A limit of 0 or less pauses the consumer. Then no handler starts, the broker delivers nothing
-// more, and prefetched deliveries return to the queue. RabbitMQ below 4.3 would count these as
-// delivered, so with it the consumer keeps them. Running handlers continue.
+// more, and prefetched deliveries return to the queue, as do those that wait in one of hopback's
+// middlewares, such as ratelimit. RabbitMQ below 4.3 would count these as delivered, so with it the
+// consumer keeps them. Running handlers continue.
 func (c *Control) Limit(n int) (release func()) {
 	n = max(n, 0)
 	c.mu.Lock()

@@ -152,6 +152,11 @@ func (c *deliveryContext) Value(key any) any {
 			return c.again
 		}
 		return nil
+	case inside.PauseKey{}:
+		if c.delivery != nil && c.delivery.core != nil {
+			return c.delivery.core
+		}
+		return nil
 	case outcome.LastWordKey{}:
 		return &c.delivery.lastWord
 	}

@@ -199,7 +199,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	now := time.Now()
 	if h.lane >= 0 {
 		h.slots.shift(h.tenants.enter(x, h.lane, routed, now))
-		if !h.slots.take(ctx, h.lane) {
+		if !h.take(ctx, h.lane) {
 			return h.leave(x)
 		}
 		return h.run(ctx, d, x, h.lane)
@@ -207,7 +207,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	noisy, shift := h.tenants.arrive(x, routed, now)
 	h.slots.shift(shift)
 	if !noisy {
-		if !h.slots.take(ctx, quiet) {
+		if !h.take(ctx, quiet) {
 			return h.leave(x)
 		}
 		if began := time.Now(); h.tenants.begin(x, quiet, began) {
@@ -232,16 +232,28 @@ func (h *handler) sieve(ctx context.Context, d *client.Delivery, x *tenant) erro
 		// It waits for a slot, but not for longer than lanes accept nothing: it may wait behind handlers
 		// that are stuck.
 		waiting, stop := context.WithTimeout(ctx, tick)
-		got = h.slots.take(waiting, stay)
+		got = h.take(waiting, stay)
 		stop()
-		if !got && h.stops(ctx) {
+		if !got && (h.stops(ctx) || inside.Paused(ctx)) {
 			return h.leave(x)
 		}
 	}
-	if !got && !h.slots.take(ctx, stay) {
+	if !got && !h.take(ctx, stay) {
 		return h.leave(x)
 	}
 	return h.run(ctx, d, x, stay)
+}
+
+// take waits for a slot. It returns false if the consumer stops before, or is paused.
+func (h *handler) take(ctx context.Context, from int) bool {
+	if !h.slots.take(ctx, from) {
+		return false
+	}
+	if inside.Paused(ctx) {
+		h.slots.cancel(from)
+		return false
+	}
+	return true
 }
 
 // leave is the outcome of a message that gets no slot before its consumer stops.

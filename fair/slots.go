@@ -168,6 +168,21 @@ func (s *slots) give(from int, took time.Duration, weight float64) {
 	s.grant()
 }
 
+// cancel returns a slot whose handler wasn't called.
+func (s *slots) cancel(from int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if from == quiet {
+		s.observe(time.Now())
+		s.quiet--
+	} else {
+		s.bulk--
+		s.lanes[from].running--
+		s.lanes[from].used -= s.expected()
+	}
+	s.grant()
+}
+
 // averaged is a moving average of handlers' times.
 func averaged(mean, sample float64) float64 {
 	if mean == 0 {

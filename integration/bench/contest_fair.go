@@ -152,6 +152,22 @@ func isNoisy(tenant string) bool { return strings.HasPrefix(tenant, "noisy") }
 
 var errFails = errors.New("it always fails")
 
+// declare returns the queues by whether the tenant is noisy.
+func (p fairPeer) declare(ctx context.Context, l *lab, q fair.Queue, policy retry.Policy) (map[bool]string, error) {
+	queues := map[bool]string{false: q.Name, true: q.Name}
+	topology, err := q.Topology(policy, declare.QuorumQueue{})
+	if err == nil {
+		err = l.apply(ctx, topology)
+	}
+	if err == nil && p.apart {
+		queues[true] = q.Name + ".apart"
+		if topology, err = retry.Topology(policy, declare.QuorumQueue{Name: queues[true]}); err == nil {
+			err = l.apply(ctx, topology)
+		}
+	}
+	return queues, err
+}
+
 func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) {
 	p := c.peer.(fairPeer)
 	if p.alone { // for as long as a burst would take
@@ -163,23 +179,9 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 	defer cancel(nil)
 	q := fair.Queue{Name: l.name()}
 	policy := retry.Policy{Strategy: retry.StrategyNative, MaxRetries: 2, Backoff: retry.Delays(time.Second), Names: retry.Names{Prefix: q.Name + "."}}
-	topology, err := q.Topology(policy, declare.QuorumQueue{})
+	queues, err := p.declare(ctx, l, q, policy)
 	if err != nil {
 		return nil, err
-	}
-	if err := l.apply(ctx, topology); err != nil {
-		return nil, err
-	}
-	queues := map[bool]string{false: q.Name, true: q.Name} // by whether the tenant is noisy
-	if p.apart {
-		queues[true] = q.Name + ".apart"
-		topology, err := retry.Topology(policy, declare.QuorumQueue{Name: queues[true]})
-		if err != nil {
-			return nil, err
-		}
-		if err := l.apply(ctx, topology); err != nil {
-			return nil, err
-		}
 	}
 	r := &fairRun{meter: l.newMeter(warmUp(n), n), peer: p}
 	work := func(queue string) error {
@@ -199,12 +201,9 @@ func runFair(ctx context.Context, l *lab, c contestant, n int) (metrics, error) 
 		})
 		return nil
 	}
-	for range fairWorkers {
-		if err := work(q.Name); err != nil {
-			return nil, err
-		}
-		if p.apart {
-			if err := work(queues[true]); err != nil {
+	for i := range 2 * fairWorkers {
+		if noisy := i%2 == 1; p.apart || !noisy {
+			if err := work(queues[noisy]); err != nil {
 				return nil, err
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/outcome"
 )
 
@@ -200,6 +201,10 @@ func (h *handler) run(all []*call) {
 	for _, c := range all {
 		if err := c.ctx.Err(); err != nil {
 			c.finish(late(c.ctx, err))
+			continue
+		}
+		if inside.Paused(c.ctx) && !inside.AwaitResume(c.ctx) {
+			c.finish(client.Requeue{Err: errors.New("the consumer was paused while the message waited for its batch")})
 			continue
 		}
 		calls = append(calls, c)

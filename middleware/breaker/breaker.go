@@ -60,6 +60,7 @@ import (
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/oldbroker"
 	"github.com/hopback/hopback/internal/outcome"
 	"github.com/hopback/hopback/middleware/internal/config"
@@ -185,9 +186,17 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 	return nil
 }
 
+var errPaused = errors.New("the consumer was paused while the message waited for the circuit")
+
 // Handle calls the handler when the circuit lets it through.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) (err error) {
 	p, err := h.circuit.enter(ctx, h.returnable.Load())
+	for ; err == nil && inside.Paused(ctx); p, err = h.circuit.enter(ctx, h.returnable.Load()) {
+		h.circuit.leave(ctx, p, signNothing, nil)
+		if !inside.AwaitResume(ctx) {
+			return client.Requeue{Err: errPaused}
+		}
+	}
 	if err != nil {
 		return client.Requeue{Err: err}
 	}

@@ -46,6 +46,7 @@ package dedupe
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -211,6 +212,9 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	handled := false
 	c.keep()
 	defer func() { c.end(handled) }()
+	if inside.Paused(ctx) && !inside.AwaitResume(ctx) {
+		return client.Requeue{Err: errors.New("the consumer was paused while the message waited for its claim")}
+	}
 	err = h.inner.Handle(ctx, d)
 	handled = !retries(err) && h.cfg.Handled(err)
 	return err

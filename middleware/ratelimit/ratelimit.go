@@ -30,12 +30,14 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
 
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
+	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/names"
 	"github.com/hopback/hopback/middleware/internal/config"
 	"github.com/hopback/hopback/middleware/internal/lru"
@@ -195,17 +197,46 @@ func (h *handler) Prepare(ctx context.Context, s client.Start) error {
 // Handle waits for its turn.
 func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	key, limited := h.limits.key(d)
-	if limited && h.limits.cfg.AtOnce > 0 {
-		line, err := h.limits.atOnce.enter(ctx, key)
+	if !limited {
+		return h.inner.Handle(ctx, d)
+	}
+	for {
+		line, err := h.limits.enter(ctx, key)
 		if err != nil {
 			return err
 		}
-		defer h.limits.atOnce.leave(line)
-	}
-	if limited && h.limits.cfg.PerSecond > 0 {
-		if err := h.limits.of(key).wait(ctx); err != nil {
-			return client.Requeue{Err: fmt.Errorf("waiting for the rate limit: %w", err)}
+		if !inside.Paused(ctx) {
+			defer h.limits.leave(line)
+			return h.inner.Handle(ctx, d)
+		}
+		h.limits.leave(line)
+		if !inside.AwaitResume(ctx) {
+			return client.Requeue{Err: errPaused}
 		}
 	}
-	return h.inner.Handle(ctx, d)
+}
+
+var errPaused = errors.New("the consumer was paused while the message waited for the limit")
+
+// enter waits until a call may start, after which leave must be called.
+func (l *limits) enter(ctx context.Context, key string) (line *line, err error) {
+	if l.cfg.AtOnce > 0 {
+		if line, err = l.atOnce.enter(ctx, key); err != nil {
+			return nil, err
+		}
+	}
+	if l.cfg.PerSecond > 0 {
+		if err := l.of(key).wait(ctx); err != nil {
+			l.leave(line)
+			return nil, client.Requeue{Err: fmt.Errorf("waiting for the rate limit: %w", err)}
+		}
+	}
+	return line, nil
+}
+
+// leave ends a call. The line is nil without Config.AtOnce.
+func (l *limits) leave(line *line) {
+	if line != nil {
+		l.atOnce.leave(line)
+	}
 }
