@@ -286,6 +286,19 @@ var faults = []fault{
 		b.has("orders", 1)
 		b.has("#", 1) // doubled
 	}},
+	{finds: `error foreign-binding exchange "retries"`, harm: func(b *bench) {
+		b.exchange("retries", "topic")
+		b.DeclareExchange(b.T, "requeue", "fanout", true, nil)
+		b.quorum("orders", nil)
+		b.bind("requeue", "orders", "")
+		b.quorum("delay", args{"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "requeue", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"})
+		b.bind("retries", "delay", "delay.3600000.#")
+		b.classic("audit", args{"x-max-length": 1, "x-overflow": "reject-publish"})
+		b.bind("retries", "audit", "#")
+		require.True(b, b.publish("retries", "delay.3600000.orders", "a"))
+		require.False(b, b.publish("retries", "delay.3600000.orders", "b"))
+		b.has("delay", 2) // refused, and stored
+	}},
 	{finds: `error foreign-binding exchange "dlx"`, harm: func(b *bench) {
 		b.exchange("parking", "fanout")
 		b.DeclareExchange(b.T, "given_up", "direct", true, args{"alternate-exchange": "parking"})

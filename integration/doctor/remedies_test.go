@@ -84,9 +84,10 @@ var remedies = map[string]func(b *bench){
 			b.bind("back", q, q)
 		}
 	},
-	`error foreign-binding exchange "dlx"`: func(b *bench) { b.unbind("dlx", "audit", "") },
-	`warning wildcard-name queue "#"`:      func(b *bench) { b.drop("#") },
-	`error shared-ladder exchange "level"`: func(b *bench) { b.drop("other") },
+	`error foreign-binding exchange "retries"`: func(b *bench) { b.unbind("retries", "audit", "%23") },
+	`error foreign-binding exchange "dlx"`:     func(b *bench) { b.unbind("dlx", "audit", "") },
+	`warning wildcard-name queue "#"`:          func(b *bench) { b.drop("#") },
+	`error shared-ladder exchange "level"`:     func(b *bench) { b.drop("other") },
 	`warning policy-conflict queue "orders"`: func(b *bench) {
 		b.HTTP(b.T, http.MethodDelete, "/policies/"+b.VHost+"/short", nil, nil)
 	},

@@ -9,10 +9,11 @@ import (
 )
 
 // foreignBinding finds bindings that take messages from their way. RabbitMQ routes to an alternate
-// exchange only what matches no binding, and a modulus-hash exchange to one binding only.
+// exchange only what matches no binding, and a modulus-hash exchange to one binding only. And it finds those that have
+// retries multiply: RabbitMQ refuses a message if one of its queues does, and leaves it in the others.
 var foreignBinding = Entry{
 	ID: "foreign-binding", Severity: SeverityError, Examined: SeverityError, Needs: Everything,
-	Summary: "no binding takes messages from the exchanges of hopback",
+	Summary: "no binding takes messages from the exchanges of hopback, or has its retries refused",
 	Remedy:  "remove the binding, and bind the queue to the exchange in front of it, where it gets copies; for the dead letters of a queue, apply retry.Topology or retry.CentralTopology of the current version",
 	Check: func(c *Checker) {
 		for _, x := range c.SortedExchanges() {
@@ -21,6 +22,7 @@ var foreignBinding = Entry{
 				c.takenByHeaders(x)
 			case declare.ExchangeTopic:
 				c.takenByTopic(x)
+				c.refusedByTopic(x)
 			case declare.ExchangeModulusHash:
 				c.takenByHash(x)
 			case declare.ExchangeDirect:
@@ -89,6 +91,29 @@ func (c *Checker) takenByTopic(x Exchange) {
 			c.Report(ExchangeResource(x.Name), "its binding to %s matches everything, so its alternate exchange %.80q gets nothing: messages of queues that aren't bound reach only that binding", destination(b), x.Alternate)
 			c.Path("delayed message", "", NameOf(x.Name), "the binding matches", destination(b), "instead of", NameOf(x.Alternate))
 		}
+	}
+}
+
+// refusedByTopic is about the exchanges that retries are published to.
+func (c *Checker) refusedByTopic(x Exchange) {
+	delays := ""
+	for _, b := range c.BySource[x.Name] {
+		if q, known := c.Queues[b.Queue]; known && q.Delays() && strings.HasPrefix(b.Key, "delay.") {
+			delays = b.Queue
+		}
+	}
+	if delays == "" {
+		return
+	}
+	for _, b := range c.BySource[x.Name] {
+		q, known := c.Queues[b.Queue]
+		overflow, _ := q.Text("x-overflow")
+		if !known || q.Delays() || q.Limited() == "" || !strings.HasPrefix(overflow, string(declare.OverflowRejectPublish)) {
+			continue
+		}
+		c.Report(ExchangeResource(x.Name), "its binding to %s, which has %s and refuses messages when it is full, has retries multiply then: each attempt to send one is refused, and leaves a copy in its delay queue",
+			destination(b), q.Limited())
+		c.Path("worker", "retried", NameOf(x.Name), "refused by", destination(b), "and stored by", NameOfQueue(delays))
 	}
 }
 
