@@ -28,8 +28,7 @@ type State struct {
 	Waiting uint64 `json:"waiting"`
 }
 
-// answering is how long Inspect waits for the workers' answers: every worker reports at least once
-// in beatEvery.
+// answering is how long Inspect waits for the workers' answers: every owner answers within beatEvery.
 const answering = 2 * beatEvery
 
 // Inspect returns the state of each partition, in their order, and behind them the queues of earlier

@@ -19,6 +19,8 @@ type beat struct {
 	Lost []lost `json:"lost,omitempty"`
 	// Drained is the ID of a marker that was reached: see Reshard.
 	Drained string `json:"drained,omitempty"`
+	// Every is the number of seconds between its beats; 0: 1.
+	Every int `json:"every,omitempty"`
 }
 
 type lost struct {
@@ -32,6 +34,9 @@ const (
 	// that a partition has lost its owner.
 	beatEvery = time.Second
 	gone      = 3500 * time.Millisecond
+	// maxBeats is how many beats a worker hears in a second. If there are more workers, each sends fewer: otherwise
+	// 1,000 of them would receive a million in a second.
+	maxBeats = 64
 	// maxMembers and maxBeat bound what a hostile sender can do.
 	maxMembers = 1000
 	maxBeat    = 32 << 10
@@ -57,11 +62,17 @@ func (b *beat) name() string {
 	return b.Worker + "/" + time.Unix(0, b.Born).UTC().Format("150405.000000000")
 }
 
+// every is the number of seconds between a worker's beats.
+func (m *members) every() int { return (len(m.all) + maxBeats) / maxBeats }
+
+// gone is after how long without a beat the worker counts as gone.
+func (b *beat) gone() time.Duration { return gone * time.Duration(max(b.Every, 1)) }
+
 func readBeat(body []byte) (b beat, ok bool) {
 	if len(body) > maxBeat || json.Unmarshal(body, &b) != nil || b.Worker == "" || len(b.Worker) > maxWorker {
 		return b, false
 	}
-	return b, len(b.Owns) <= maxPartitions && len(b.Line) <= maxPartitions && len(b.Lost) <= maxMembers
+	return b, len(b.Owns) <= maxPartitions && len(b.Line) <= maxPartitions && len(b.Lost) <= maxMembers && b.Every >= 0 && b.Every <= maxMembers/maxBeats+1
 }
 
 // hear takes a beat, and reports whether it has changed anything.
@@ -103,12 +114,12 @@ func (m *members) lose(l lost, now time.Time) bool {
 func (m *members) expire(now time.Time) (changed bool) {
 	for name, w := range m.all {
 		switch age := now.Sub(w.heard); {
-		case age > 2*gone:
+		case age > 2*w.gone():
 			if !w.left || w.Owns != nil { // this process was suspended for a while
 				m.changed, changed = now, true
 			}
 			delete(m.all, name)
-		case age > gone && (!w.left || w.Owns != nil):
+		case age > w.gone() && (!w.left || w.Owns != nil):
 			w.left, w.Owns, m.changed, changed = true, nil, now, true
 		}
 	}

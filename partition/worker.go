@@ -64,7 +64,9 @@ type worker struct {
 	owners   []string
 	wants    []bool
 	vanished []lost
-	drained  []string // markers to report
+	drained  []string  // markers to report
+	reported time.Time // when it last sent a beat
+	asked    bool      // somebody has asked for one since
 	wake     *time.Timer
 	due      time.Time // when wake fires; zero: it doesn't
 }
@@ -172,10 +174,13 @@ func (w *worker) loop(ctx context.Context, stop <-chan struct{}) {
 		case f := <-w.events:
 			f()
 		case <-tick.C:
-			if w.members.expire(time.Now()) {
+			now := time.Now()
+			if w.members.expire(now) {
 				w.owners = nil
 			}
-			w.report(w.heard.IsZero())
+			if w.heard.IsZero() || len(w.drained) > 0 || w.mayReport(now) {
+				w.report(w.heard.IsZero())
+			}
 		case <-w.wake.C:
 			w.due = time.Time{}
 		}
@@ -205,10 +210,28 @@ func (w *worker) line() (all []int) {
 	return all
 }
 
+// mayReport reports whether a beat is due. With so many workers that each sends fewer than one a second, those that ask
+// are answered together.
+func (w *worker) mayReport(now time.Time) bool {
+	every := w.members.every()
+	pause := time.Duration(every)*beatEvery - beatEvery/2 // the loop's ticks aren't exact
+	if w.asked {
+		pause /= 2
+	}
+	if w.asked && len(w.own()) > 0 { // who asks wants to know the owners, such as Inspect
+		pause = min(pause, beatEvery)
+	}
+	return every == 1 || now.Sub(w.reported) >= pause
+}
+
 // report sends a beat. If one is waiting to be sent, the new one takes its place.
 func (w *worker) report(asks bool) {
 	w.n++
+	w.reported, w.asked = time.Now(), false
 	b := w.beat
+	if every := w.members.every(); every > 1 {
+		b.Every = every
+	}
 	b.N, b.Owns, b.Line, b.Asks, b.Leave, b.Lost = w.n, w.own(), w.line(), asks, w.leaving || !w.joined, w.vanished
 	if len(w.drained) > 0 {
 		b.Drained = w.drained[0]
@@ -253,7 +276,9 @@ func (w *worker) hear(b beat) {
 	}
 	w.vanished = slices.DeleteFunc(w.vanished, func(l lost) bool { return l.Worker == b.name() })
 	if b.Asks || missed || fresh && !b.Leave {
-		w.report(false)
+		if w.asked = true; w.mayReport(now) {
+			w.report(false)
+		}
 	}
 }
 
