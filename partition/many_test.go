@@ -15,7 +15,7 @@ import (
 // Each worker hears at most 64 beats or so in a second, however many workers a group has. All know all others, and
 // notice when one is gone.
 func TestManyWorkersSendFewerBeats(t *testing.T) {
-	for _, n := range []int{10, 150} {
+	for _, n := range []int{10, 100} {
 		synctest.Test(t, func(t *testing.T) {
 			workers := make([]*worker, n)
 			stops := make([]chan struct{}, n)
