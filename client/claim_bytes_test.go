@@ -17,11 +17,15 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 )
 
 // Claims of tokens under which nothing is parked get messages of the backlog, which they return. All of
 // them together take a bounded number of bytes.
 func TestTheBacklogOfClaimsIsBoundedInBytes(t *testing.T) {
+	if explore.UnderRace {
+		t.Skip("memory is measured without the race detector")
+	}
 	const size, n = 1 << 20, 200
 	b := hopbacktest.Start(t, hopbacktest.Config{Version: "4.4.0"})
 	conn, err := client.Connect(t.Context(), b.URL(), client.Config{Dial: b.Dial, Logger: slog.New(slog.DiscardHandler)})

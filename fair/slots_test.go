@@ -16,6 +16,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -173,6 +174,9 @@ func TestRunningHandlersCount(t *testing.T) {
 
 // A worker's memory is bounded, regardless of the tenants' names.
 func TestAMillionTenantsAreBounded(t *testing.T) {
+	if explore.UnderRace {
+		t.Skip("one goroutine, and its memory is measured")
+	}
 	all := newTenants(nil, 16, 4)
 	s := newSlots(16, 0, 4, time.Now())
 	var before, after runtime.MemStats

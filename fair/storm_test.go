@@ -15,6 +15,7 @@ import (
 
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 )
 
 // size is how large a storm is.
@@ -24,6 +25,9 @@ type size struct{ tenants, messages, workers, strikes int }
 // lost, and in the end no tenant is bound to a lane. HOPBACK_LONG=1 makes it 20 times as long.
 func TestNothingIsLostInAStorm(t *testing.T) {
 	n := size{tenants: 1000, messages: 40_000, workers: 12, strikes: 60}
+	if explore.UnderRace {
+		n = size{tenants: 300, messages: 10_000, workers: 8, strikes: 20}
+	}
 	if long {
 		n = size{tenants: 1000, messages: 1_000_000, workers: 50, strikes: 500}
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/retry"
 )
 
@@ -92,6 +93,9 @@ func brokerChild() error {
 
 // A process of idleConsumers consumers that wait is small. The broker is in another one.
 func TestIdleConsumersHoldLittle(t *testing.T) {
+	if explore.UnderRace {
+		t.Skip("memory is measured without the race detector")
+	}
 	for _, c := range []struct {
 		name string
 		most idleWeight

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/internal/frames"
 )
 
@@ -127,7 +128,11 @@ func TestWhatIsDecodableDoesNotPanic(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
 	whole := died(t, "orders", "delay")
-	for range 100_000 {
+	n := 100_000
+	if explore.UnderRace { // there is one goroutine
+		n = 5_000
+	}
+	for range n {
 		b := slices.Clone(whole)
 		for range 1 + r.IntN(3) {
 			switch i := r.IntN(len(b)); r.IntN(4) {

@@ -24,6 +24,7 @@ import (
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/middleware/live"
 	"github.com/hopback/hopback/retry"
 )
@@ -655,6 +656,9 @@ func (s *scene) frames() (n int) {
 // Watch shows 200 workers with 5,000 running handlers as Ask does, for a fraction of the messages: also if all of them
 // change all the time, at most 50 answers come in 2 s. When nobody watches, nobody sends anything.
 func TestWatchingManyWorkersCostsLittle(t *testing.T) {
+	if explore.UnderRace {
+		t.Skip("the costs are measured without the race detector")
+	}
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t, hopbacktest.Config{MaxEvents: -1})
 		const workers, each = 200, 25

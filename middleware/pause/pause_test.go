@@ -23,6 +23,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/fair"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/retry"
 )
@@ -121,7 +122,11 @@ func (s *scene) since(at time.Time) (n int) {
 
 // 100 workers stop and resume within 2 s, and stay paused over restarts of all workers and of the broker.
 func TestAQueueIsPausedForAllItsWorkers(t *testing.T) {
-	for version, number := range map[string]int{"4.3.6": 100, "4.0.5": 10, "4.4.0": 10} {
+	number := map[string]int{"4.3.6": 100, "4.0.5": 10, "4.4.0": 10}
+	if explore.UnderRace {
+		number["4.3.6"] = 20
+	}
+	for version, number := range number {
 		t.Run(version, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScene(t, hopbacktest.Config{Version: version}, declare.Topology{})
