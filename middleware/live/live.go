@@ -3,7 +3,7 @@
 //
 //	handler = retry.With(policy)(live.With(conn, live.Config{})(handler)) // in each worker
 //
-//	fleet, err := live.Ask(ctx, conn) // who works, and on what
+//	fleet, err := live.Ask(ctx, conn) // the live workers, and their handlers
 //	err = live.Watch(ctx, conn, show) // again and again
 //
 // The command hopback workers and the page of the desk show the same.

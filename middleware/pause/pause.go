@@ -59,7 +59,7 @@ import (
 type PauseConfig struct {
 	// For is how long, by the broker's clock. Default: until Resume.
 	For time.Duration
-	// By is who, and Why the reason, for those who wonder: up to 200 bytes each. Default: none.
+	// By is the person who pauses, and Why the reason, for other people: up to 200 bytes each. Default: none.
 	By, Why string
 }
 
@@ -116,7 +116,7 @@ func Pause(ctx context.Context, conn *client.Conn, queue string, cfg PauseConfig
 	return t.start(ctx, conn, cfg)
 }
 
-// Resume ends the pause of a queue. One that isn't paused stays so. The errors are those of [Pause].
+// Resume ends the pause of a queue. If the queue isn't paused, Resume does nothing. The errors are those of [Pause].
 func Resume(ctx context.Context, conn *client.Conn, queue string) error {
 	t, err := queueOf(ctx, conn, queue)
 	if err != nil {
