@@ -176,7 +176,7 @@ func listed(text *strings.Builder, g schedule.GroupState) {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(r.Name), printable(r.Spec), printable(r.To), r.Missed, at(r.Last), at(r.Next), pausedText(r.Paused, r.Removed))
 	}
 	_ = table.Flush()
-	worker := "no worker has it in hand"
+	worker := "last published by a worker that has stopped"
 	if g.Worker != "" {
 		worker = "last published by " + printable(g.Worker)
 	}
@@ -351,7 +351,7 @@ group's queues first, for which the user needs the permission to configure them.
 				b.logger().Info("hopback: publishing recurring messages", "group", f.Group, "messages", len(cfg.Recurring))
 				err = schedule.Group{Conn: b.conn, Name: f.Group}.Run(c.ctx, cfg)
 				if errors.Is(err, client.ErrNotFound) {
-					return coded(No, errors.Join(err, errors.New("or use --declare")))
+					return coded(No, fmt.Errorf("%w; or use --declare", err))
 				}
 				return err
 			})
