@@ -133,7 +133,7 @@ var explanations = map[string]Explanation{
 		`rabbitmqadmin --vhost VHOST bindings declare --source UNROUTED --destination-type queue --destination PARKING`, docsAE,
 	},
 	"foreign-binding": {
-		"hopback's exchanges route some messages to their alternate exchange, which gets only what matches no binding, or to one of several bindings. So a queue that others bind there takes messages silently.",
+		"hopback's exchanges route some messages to their alternate exchange, which gets only what matches no binding, or to one of several bindings. So a queue that others bind there takes messages silently. If it is bound to the retry exchange and refuses messages when it is full, retries multiply.",
 		"Apply retry.Topology, and bind a queue to dead_letter_exchange.sort without headers: the dead-letter queues get nothing any more.",
 		`rabbitmqadmin --vhost VHOST bindings delete --source EXCHANGE --destination-type queue --destination QUEUE`, docsAE,
 	},
