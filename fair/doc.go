@@ -27,16 +27,16 @@
 //
 // When a worker has moved many messages of a tenant, it binds the tenant's name to its lane, so
 // that RabbitMQ routes further ones there without a move. When the tenant is quiet again, a worker
-// removes the binding. These bindings are the only state. One that a worker has left
-// behind only has the effect that the tenant's messages pass its lane.
+// removes the binding. These bindings are the only state. If a worker leaves one behind, the
+// tenant's messages pass its lane, which does no harm.
 //
 // # Who is noisy
 //
 // Each worker estimates by itself what each tenant demands: the number of its messages, times how
-// long its handlers take. All tenants together may demand more than there are slots. Then those are noisy that demand
-// more than their fair share, which is what remains for each when the smaller demands
-// are met. A tenant with three messages in hand is noisy at once. Being noisy costs
-// nothing while slots are free, and ends 2 s after the last message in a lane.
+// long its handlers take. If all tenants together demand more than there are slots, those that
+// demand more than their fair share are noisy. The fair share is what remains for each when the
+// smaller demands are met. A tenant is noisy at once if the worker holds three of its messages.
+// Being noisy costs nothing while slots are free, and ends 2 s after the last message in a lane.
 //
 // # What is promised
 //
@@ -53,7 +53,7 @@
 //
 //   - A worker needs two session slots for the main queue and two for each lane.
 //   - A publisher that addresses the main queue itself sets the tenant as the message's group-id.
-//     Its messages are sieved, but never routed to a lane.
+//     Workers move its messages to lanes, but RabbitMQ never routes them there.
 //   - Sum the main queue and its lanes when you scale by queue length.
 //   - A tenant with many names is many tenants.
 //

@@ -31,18 +31,20 @@ var ErrWrongGroup = errors.New("the queue was declared for another group")
 // Handlers run as they do with [client.Conn.Consume], with these differences:
 //
 //   - Messages of one key are handled one after the other.
-//   - What would return a message to its queue keeps it in hand: an error, or a client.Requeue.
+//   - After an error or a client.Requeue, the worker keeps the message, instead of returning it to
+//     its queue.
 //   - The ctx of a handler ends at once when the connection is lost.
 //   - client.Start.Control is nil, so middleware can't pause the consumers, except for middleware/pause.
 //
 // Don't use retry.With in h: set [Config.Retry]. A later generation of a group handles nothing
 // before [Reshard] is done.
 //
-// During a memory or disk alarm the broker answers no requests. A worker that starts then trusts g, and
-// returns an error about it only after the alarm. A later generation waits for the end of the alarm.
+// During a memory or disk alarm the broker answers no requests. A worker that starts during one
+// uses g unchecked, and returns an error about it only after the alarm. A worker of a later
+// generation waits for the end of the alarm.
 //
 // The errors are those of Conn.Consume. [*argument.Error] also means that RabbitMQ is older than
-// 4.3, and [ErrWrongGroup] that the queues don't fit.
+// 4.3, and [ErrWrongGroup] that the queues were declared for another Group.
 func Consume(ctx context.Context, conn *client.Conn, g Group, h client.Handler, cfg Config) error {
 	if conn == nil {
 		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")

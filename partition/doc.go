@@ -16,7 +16,7 @@
 //
 //	publisher ──key──▶ exchange ──hash of the key──▶ partition: a quorum queue ──▶ its owner
 //	                                                                                  │
-//	       key's lane ◀── in hand, until its delay is over ◀── a failed attempt ◀── handler
+//	       key's lane ◀── unsettled, until the delay ends ◀─── a failed attempt ◀── handler
 //
 // The exchange puts all messages of a key into one partition. Each partition is a quorum queue
 // with a single active consumer, and RabbitMQ alone decides which worker that is. So two workers
@@ -24,21 +24,20 @@
 //
 // # Who owns a partition
 //
-// Three workers are in line for each partition: its owner and two standbys. They attach to its
-// queue without credit, and RabbitMQ makes one of them the active consumer. That one checks whether
-// the partition is its own. If it is, it grants the whole window. If not, it detaches and attaches
-// again, which puts it at the end of the line. An owner that gives up a partition does so when the
-// next owner is in line.
+// Three workers attach to the queue of each partition, without credit: its owner and two standbys.
+// RabbitMQ makes one of them the active consumer. If that worker is the owner, it grants the whole
+// window as credit. If not, it detaches and attaches again, so that RabbitMQ chooses it last. An
+// owner gives up a partition only when the next owner is attached.
 //
-// Which partitions are a worker's own follows from what the workers tell each other over a fanout
-// exchange, once a second and after each change: who is there, and who has what. Every worker
-// computes the same assignment from that. Shares differ by at most one, and a worker that joins or
-// leaves moves only what has to move. A worker that knows too little costs moves, never order.
+// Once a second and after each change, each worker announces itself and its partitions over a
+// fanout exchange. From that, every worker computes the same assignment. Shares differ by at most
+// one, and when a worker joins or leaves, only the partitions that must move do. A worker that
+// misses announcements causes needless moves, but never a wrong order.
 //
 // # What is promised
 //
 //   - No message is lost. It can be delivered twice, as everywhere in hopback.
-//   - A message is begun only after all earlier messages of its key are completed: handled,
+//   - A handler gets a message only after all earlier messages of its key are handled,
 //     dead-lettered, or discarded. That holds while workers join, leave, crash, and lose
 //     connections, and while messages wait for a retry.
 //   - No key is handled by two workers at once, if handlers end when their ctx does. When a worker
@@ -49,8 +48,7 @@
 //
 //   - A worker whose process was suspended isn't stopped: it doesn't notice that it has lost its
 //     partitions before it continues.
-//   - A worker that is connected to a node that the others lost isn't stopped either, until the node is
-//     back.
+//   - Neither is a worker whose node has lost the rest of the cluster, until the node is back.
 //   - Order by key starts at the queue: publishers that publish a key's messages concurrently have
 //     no order.
 //   - Messages with a priority overtake others, and RabbitMQ drops those whose ttl is over. Publish
@@ -58,15 +56,15 @@
 //
 // # Retries
 //
-// A failed message stays in hand: its worker keeps it unsettled until its delay is over and calls
-// the handler again. Later messages of its key wait behind it, other keys continue. What waits
-// counts toward [Group.Window]. When all of the window waits, the partition stalls.
+// A worker keeps a failed message unsettled until its delay is over, and then calls the handler
+// again. Later messages of its key wait behind it, other keys continue. Waiting messages count
+// toward [Group.Window]. When the whole window waits, the partition stalls.
 //
-// The number of attempts is in memory. A worker that leaves writes it into the message; one that
-// crashes can't, so its successor begins to count again, without the rest of the delay.
+// The number of attempts is in memory. A worker that stops writes it into the message; one that
+// crashes can't, so the next worker starts to count again, without the rest of the delay.
 //
-// A message that crashes its workers is found out, and dead-lettered in the end; those that the
-// workers held with it are not. See docs/partitions.md.
+// Workers detect a message that crashes them, and dead-letter it in the end, but not the messages
+// that they held with it. See docs/partitions.md.
 //
 // This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package partition

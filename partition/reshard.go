@@ -28,7 +28,7 @@ type ReshardConfig struct {
 // to is from with the next Generation. Before the call:
 //
 //  1. Apply the topology of to.
-//  2. Start workers for to. They wait. Those of from continue to run.
+//  2. Start workers for to. They wait. Workers of from continue to run.
 //
 // Reshard has RabbitMQ route all further messages to the new generation: each key moves in one step.
 // It waits until the old workers have completed the messages of the old generation, and then has the
@@ -36,10 +36,10 @@ type ReshardConfig struct {
 // than [ReshardConfig.Late]; no message is lost. The new generation stands still while the old one is
 // finished, so reshard when the backlog is short.
 //
-// It doesn't wait for keys whose messages are in hand, such as those that [BlockKey] holds, or that
-// have a long delay, nor for a partition that isn't finished after 15 s: the new workers begin with the
-// other keys. They keep the messages of these keys until the old workers have completed theirs, and
-// Reshard returns when all are.
+// Reshard doesn't wait for keys whose messages workers hold, because of [BlockKey] or a long delay,
+// nor for a partition that isn't finished after 15 s: the new workers begin with the other keys.
+// They keep the messages of these keys until the old workers have completed theirs, and Reshard
+// returns when all are.
 //
 // If Reshard fails or ctx ends, call it again with the same arguments: it continues. It can be
 // interrupted anywhere. Before the new workers begin, all messages wait until it is called again;

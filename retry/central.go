@@ -93,8 +93,8 @@ type CentralConfig struct {
 // # Moving and copying
 //
 // Central moves messages: it settles each one with a single disposition, and the broker
-// dead-letters it, at least once, to a delay queue or a dead-letter queue. Nothing is published,
-// so nothing is duplicated, and the message stays exactly what its sender published.
+// dead-letters it, at least once, to a delay queue or a dead-letter queue. Nothing is published, so
+// Central duplicates nothing, and the message stays exactly what its sender published.
 //
 // In these cases Central publishes a copy instead, as [StrategyRepublish] does, and acknowledges
 // the original once the broker has confirmed the copy:

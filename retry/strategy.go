@@ -26,11 +26,12 @@ const (
 	//     copied without its history. If that fails too, it waits as with StrategyNative. Below
 	//     RabbitMQ 4.3 it is dead-lettered with [client.ReasonUnforwardable].
 	StrategyRepublish Strategy = "republish"
-	// StrategyDeadLetter rejects the message with a single disposition, and the broker
-	// dead-letters it through a headers exchange into a delay queue. The client makes no copy, so
-	// there are no duplicates, and the message stays exactly what its sender published. It works
-	// on every RabbitMQ 4, with quorum queues whose dead-letter exchange is the one of
-	// [Topology].
+	// StrategyDeadLetter rejects the message with a single disposition, and the broker dead-letters
+	// it through a headers exchange into a delay queue. The client makes no copy, so a lost
+	// connection can't leave a second message, and the message stays exactly what its sender
+	// published. RabbitMQ's at-least-once dead-lettering can duplicate it, for instance when a
+	// leader changes. It works on every RabbitMQ 4, with quorum queues whose dead-letter exchange
+	// is the one of [Topology].
 	//
 	// All workers of the queue should use this package: if another worker rejects a message after
 	// a retry with this strategy, the message is retried once more instead of being

@@ -23,7 +23,7 @@ type PauseConfig struct {
 	Names []string
 	// For is how long. Default: until Resume.
 	For time.Duration
-	// By is who, and Why the reason, for people who wonder: up to 200 bytes each. Default: none.
+	// By is the person who pauses, and Why the reason, for other people: up to 200 bytes each. Default: none.
 	By, Why string
 }
 
@@ -254,7 +254,7 @@ func (g Group) hold(ctx context.Context, names []string, of func(now time.Time) 
 }
 
 // Resume ends the pause of messages, and brings back removed ones. Without names it ends the pause of the whole group;
-// messages that were paused by their names stay so.
+// messages that were paused by their names stay paused.
 func (g Group) Resume(ctx context.Context, names ...string) error {
 	if len(names) == 0 {
 		names = []string{""}

@@ -210,7 +210,7 @@ func (r *runner) run(ctx context.Context) error {
 			return err
 		case err.Error() != warned:
 			warned = err.Error()
-			r.log.Warn("hopback: the token of a group of recurring messages can't be taken; trying again", "group", r.g.Name, "error", err)
+			r.log.Warn("hopback: the token of a group of recurring messages can't be received; trying again", "group", r.g.Name, "error", err)
 		}
 		if errors.Is(err, errAlarm) {
 			backoff.Sleep(ctx, alarmPause)

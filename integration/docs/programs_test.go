@@ -127,8 +127,8 @@ func TestCodeOfTheDocuments(t *testing.T) {
 func withCode(t *testing.T) (pages []page) {
 	t.Helper()
 	names := map[string]bool{}
-	for _, document := range documents(t) {
-		document, err := filepath.Abs(document)
+	for _, relative := range documents(t) {
+		document, err := filepath.Abs(relative)
 		require.NoError(t, err)
 		text, err := os.ReadFile(document)
 		require.NoError(t, err)
@@ -139,7 +139,7 @@ func withCode(t *testing.T) (pages []page) {
 		switch {
 		case p.program != "" && without:
 			t.Errorf("%s has a first program: take it out of withoutProgram", p.name())
-		case p.program == "" && !without && filepath.Base(filepath.Dir(document)) == "docs":
+		case p.program == "" && !without && filepath.Dir(relative) == filepath.Join(root, "docs"):
 			t.Errorf("%s has no first program: add one, or a reason to withoutProgram", p.name())
 		}
 		if p.program != "" || p.text != "" {

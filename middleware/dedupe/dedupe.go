@@ -85,8 +85,8 @@ type Config struct {
 	// copies are duplicates. Default: err == nil.
 	//
 	// Be careful with outcomes. A dead letter can be replayed. If Handled returned true for it, the
-	// replayed message would be acknowledged as a duplicate, and LOST. Handled isn't asked about a
-	// retry of retry.With, which comes back with the same id and is never done.
+	// replayed message would be acknowledged as a duplicate, and LOST. Handled isn't called for a
+	// retry of retry.With: that message returns with the same id, and is never marked as done.
 	Handled func(err error) bool
 	// FailOpen handles a message when the Store fails, although it may be a duplicate. Default:
 	// false, which makes the message fail with the Store's error.

@@ -3,16 +3,16 @@
 //
 //	handler = retry.With(policy)(live.With(conn, live.Config{})(handler)) // in each worker
 //
-//	fleet, err := live.Ask(ctx, conn) // who works, and on what
+//	fleet, err := live.Ask(ctx, conn) // the live workers, and their handlers
 //	err = live.Watch(ctx, conn, show) // again and again
 //
 // The command hopback workers and the page of the desk show the same.
 //
 // # What it costs
 //
-// A handler call costs two short locks. Nobody sends anything until somebody asks: Ask publishes a question to the
-// exchange hopback.workers, and each worker sends one answer of at most 64 kB, or with Watch several for 20 s. An answer has the IDs, types, and
-// tenants of messages, but no bodies.
+// A handler call costs two short locks. Workers send nothing until Ask publishes a question to the
+// exchange hopback.workers. Then each worker sends one answer of at most 64 kB, or with Watch
+// several for 20 s. An answer has the IDs, types, and tenants of messages, but no bodies.
 //
 // If the broker can't be reached, has an alarm, or refuses a permission, the worker isn't shown. Its handlers
 // aren't affected.

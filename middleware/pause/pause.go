@@ -30,9 +30,10 @@
 //
 // # Permissions
 //
-// Workers need the permissions to write to their queue and to read hopback.pauses: RabbitMQ 4.3 asks for the same
-// to read a queue's bindings as to change them. A worker that lacks them doesn't start. Pausing also needs the
-// permission to configure hopback.pauses. For a group, write to orders.now takes the place of write to the queue.
+// Workers need the permissions to write to their queue and to read hopback.pauses: RabbitMQ 4.3
+// asks for the same to read a queue's bindings as to change them. A worker that lacks them doesn't
+// start. Pausing also needs the permission to configure hopback.pauses. For a group, they need
+// write to orders.now instead of the queue.
 //
 // This package is a preview: a minor version may change its names. See docs/versions.md#stability.
 package pause
@@ -59,7 +60,7 @@ import (
 type PauseConfig struct {
 	// For is how long, by the broker's clock. Default: until Resume.
 	For time.Duration
-	// By is who, and Why the reason, for those who wonder: up to 200 bytes each. Default: none.
+	// By is the person who pauses, and Why the reason, for other people: up to 200 bytes each. Default: none.
 	By, Why string
 }
 
@@ -100,8 +101,8 @@ func (t target) binding() declare.Binding {
 	return declare.Binding{Source: exchange, Queue: t.queue, Exchange: t.exchange, Key: t.name()}
 }
 
-// Pause pauses a queue. A queue that is paused gets the new duration and reason. It returns when the broker knows it;
-// workers notice within about a second.
+// Pause pauses a queue. A queue that is paused gets the new duration and reason. Pause returns when
+// the broker has stored the pause; workers notice within about a second.
 //
 // An [*argument.Error] means that an argument is refused, such as the queue of one partition: use [PauseGroup]. An error
 // that matches [declare.ErrNotFound] means that there is no such queue. The others are those of [declare.Apply].
@@ -116,7 +117,7 @@ func Pause(ctx context.Context, conn *client.Conn, queue string, cfg PauseConfig
 	return t.start(ctx, conn, cfg)
 }
 
-// Resume ends the pause of a queue. One that isn't paused stays so. The errors are those of [Pause].
+// Resume ends the pause of a queue. If the queue isn't paused, Resume does nothing. The errors are those of [Pause].
 func Resume(ctx context.Context, conn *client.Conn, queue string) error {
 	t, err := queueOf(ctx, conn, queue)
 	if err != nil {

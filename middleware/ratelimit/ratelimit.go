@@ -60,7 +60,8 @@ type Config struct {
 	//
 	//   - Consume receives no more messages than it has slots for. They are at most as many as its Concurrency.
 	//   - When a worker dies, the others get its slots within about a second. A worker that has slots keeps them while it has work.
-	//   - During a memory or disk alarm, workers keep their slots, and nobody gets one. A worker that starts in one waits.
+	//   - During a memory or disk alarm, workers keep their slots, and nobody gets new ones. A worker that starts
+	//     during one waits.
 	//   - In a cluster of RabbitMQ 4.3, the slots of workers on a node that fails are missing until that node is back. With
 	//     an AtOnce of 1, no call may run until then.
 	//   - With Key, messages of a key without a free slot return to their queue for 1 to 30 s. That needs a quorum queue of
@@ -69,13 +70,15 @@ type Config struct {
 	// Name is what workers share AtOnce under. Consumers of several queues that share a limit need it, such as those of a
 	// fair queue. Default: the name of the queue.
 	Name string
-	// Shared applies the limits to all workers of the queue together; for AtOnce, see there. Of PerSecond, each process
-	// takes the part of its consumers among all consumers of the queue, for which it asks the broker once a second. It needs a
-	// permission on the queue, as consuming does. Default: false, each process has the whole limit.
+	// Shared applies the limits to all workers of the queue together; for AtOnce, see there. Each process gets a share
+	// of PerSecond in proportion to its consumers among all consumers of the queue; it asks the broker once a second
+	// for their number. That needs a permission on the queue, as consuming does. Default: false, each process has the
+	// whole limit.
 	//
 	//   - When a worker joins or leaves, the others follow within 2 s, in which the sum may be above or below the limit.
 	//   - A worker starts a first call at once, so that as many as there are workers may start after an idle time.
-	//   - During a memory or disk alarm the last number counts. A worker that starts in one takes a hundredth.
+	//   - During a memory or disk alarm the last number counts. A worker that starts during one uses a hundredth of the
+	//     limit.
 	Shared bool
 	// Key, if not nil, returns the key that a delivery counts toward, for instance a tenant.
 	// PerSecond, Burst, and AtOnce apply to each key separately. If ok is false, the delivery isn't

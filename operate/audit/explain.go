@@ -21,7 +21,7 @@ type Rule struct {
 	Explanation
 }
 
-// Explanation says what a person wants to know who meets a rule for the first time.
+// Explanation is for people who see a rule for the first time.
 type Explanation struct {
 	// Happens is what happens to messages.
 	Happens string `json:"happens,omitempty"`
@@ -118,7 +118,7 @@ var explanations = map[string]Explanation{
 		`rabbitmqadmin --vhost VHOST bindings declare --source DLX --destination-type queue --destination DEAD_QUEUE --routing-key KEY`, docsDLX,
 	},
 	"alternate-exchange": {
-		"Dead letters whose key matches no binding are lost, or block others. Keys that nobody thought of come with the first new publisher, or when a queue is deleted.",
+		"Dead letters whose key matches no binding are lost, or block others. A new publisher can bring such a key, and so can the deletion of a queue.",
 		"Let a queue dead-letter to a direct exchange with a binding for one key. Reject a message that has another key.",
 		setPolicy + `exchanges NAME '^DLX$' '{"alternate-exchange": "UNROUTED"}'`, docsAE,
 	},
@@ -133,12 +133,12 @@ var explanations = map[string]Explanation{
 		`rabbitmqadmin --vhost VHOST bindings declare --source UNROUTED --destination-type queue --destination PARKING`, docsAE,
 	},
 	"foreign-binding": {
-		"hopback's exchanges route some messages to their alternate exchange, which gets only what matches no binding, or to one of several bindings. So a queue that others bind there takes messages silently.",
+		"hopback's exchanges route some messages to their alternate exchange, which gets only what matches no binding, or to one of several bindings. So a queue that others bind there takes messages silently. If it is bound to the retry exchange and refuses messages when it is full, retries multiply.",
 		"Apply retry.Topology, and bind a queue to dead_letter_exchange.sort without headers: the dead-letter queues get nothing any more.",
 		`rabbitmqadmin --vhost VHOST bindings delete --source EXCHANGE --destination-type queue --destination QUEUE`, docsAE,
 	},
 	"delivery-limit": {
-		"A dead letter brings its delivery count along. On a dead-letter queue with a limit, the message that reached the work queue's limit is dropped as soon as somebody looks at it and returns it.",
+		"A dead letter keeps its delivery count. On a dead-letter queue with a limit, a message that reached the work queue's limit is dropped as soon as somebody reads and requeues it.",
 		"Let a queue with x-delivery-limit 1 dead-letter to a quorum queue with x-delivery-limit 1. Get the dead letter with requeue, twice: it is gone.",
 		setPolicy + `quorum_queues NAME '^DEAD_QUEUE$' '{"delivery-limit": -1}'    # unless an argument sets a limit; that needs a new queue`, docsPoison,
 	},
@@ -173,7 +173,7 @@ var explanations = map[string]Explanation{
 		setPolicy + `queues NAME '^QUEUE$' '{"dead-letter-exchange": "DLX", "dead-letter-routing-key": "DEAD_QUEUE"}'    # unless arguments set them; these need a new queue`, docsDLX,
 	},
 	"endless-retry": {
-		"The queue retries by a queue with a message TTL. That works, but nothing in the broker counts: a message that always fails circles until a consumer looks at x-death and stops it.",
+		"The queue retries by a queue with a message TTL. That works, but nothing in the broker counts: a message that always fails circles until a consumer checks x-death and stops it.",
 		"Declare a work queue that dead-letters to a queue with x-message-ttl, which dead-letters back. Reject each time: the message never stops.",
 		"hopback retry run topology.yaml    # counts, and dead-letters after max-retries", docsDLX,
 	},
@@ -188,12 +188,12 @@ var explanations = map[string]Explanation{
 		`rabbitmqadmin --vhost VHOST queues declare --name retry.10s --type quorum --durable true --arguments '{"x-message-ttl": 10000, "x-dead-letter-exchange": "RETURN"}'`, docsTTL + "#per-message-ttl-caveats",
 	},
 	"delay-without-ttl": {
-		"Its name says that it delays messages, but without a message TTL they stay until their own expiration, or forever.",
+		"The queue's name says that it delays messages, but without a message TTL they stay until their own expiration, or forever.",
 		"Publish a message without an expiration to the queue, and wait.",
 		setPolicy + `queues NAME '^QUEUE$' '{"message-ttl": 10000}'`, docsTTL,
 	},
 	"unread-dead-letters": {
-		"Failed messages pile up, and nobody knows. The customer whose order it was does.",
+		"Failed messages pile up, and nobody notices before the customers do.",
 		"Reject a message whose queue has a dead-letter queue, and do nothing.",
 		"hopback dlq survey    # what failed, and why\nhopback dlq replay DEAD_QUEUE --all", docsDLX,
 	},
@@ -213,7 +213,7 @@ var explanations = map[string]Explanation{
 		setPolicy + `exchanges NAME '^EXCHANGE$' '{"alternate-exchange": "UNROUTED"}'`, docsAE,
 	},
 	"policy-conflict": {
-		"The queue says one thing and the policy another. Of two numbers usually the smaller counts, of other settings the argument, and of overflow on a quorum queue the policy. Somebody believes the other one.",
+		"The queue and the policy differ. Of two numbers usually the smaller counts, of other settings the argument, and of overflow on a quorum queue the policy. Somebody may rely on the other one.",
 		"Declare a queue with x-message-ttl 3600000, and set a policy with message-ttl 500: the message is gone after half a second.",
 		"rabbitmqctl clear_policy --vhost VHOST NAME", docsPolicy,
 	},
@@ -228,8 +228,8 @@ var explanations = map[string]Explanation{
 		setPolicy + `quorum_queues NAME PATTERN DEFINITION`, docsPolicy,
 	},
 	"policy-unmatched": {
-		"The policy does nothing. Often its pattern has a typing error, and queues lack what it should set.",
-		"Set a policy with the pattern ^oders$, and look at the queue orders.",
+		"The policy does nothing. Often its pattern has a typo, and queues lack what it should set.",
+		"Set a policy with the pattern ^oders$, and list the policy of the queue orders.",
 		setPolicy + `queues NAME '^QUEUE$' DEFINITION`, docsPolicy,
 	},
 	"transient-queue": {
@@ -258,12 +258,12 @@ var explanations = map[string]Explanation{
 		"", docsPoison,
 	},
 	"default-queue-type": {
-		"A virtual host's default queue type holds for queues that can have it. A quorum queue or a stream can't be auto-delete or transient, so a client that declares such a queue without a type gets a classic one: with one copy, and without delivery limit.",
+		"A virtual host's default queue type applies only to queues that can have it. A quorum queue or a stream can't be auto-delete or transient, so a client that declares such a queue without a type gets a classic one: with one copy, and without a delivery limit.",
 		"Create a virtual host with the default queue type quorum, and declare an auto-delete queue in it.",
 		"", docsQueues,
 	},
 	"no-prefetch-limit": {
-		"The broker sends a new consumer everything that is ready. It runs out of memory and crashes, everything is requeued, and the next one gets it. Other consumers get nothing.",
+		"The broker sends a new consumer everything that is ready. That consumer runs out of memory and crashes, everything is requeued, and the next consumer gets it. Other consumers get nothing.",
 		"Publish 5000 messages, and consume over AMQP 0-9-1 without basic.qos: all of them are unacknowledged at once.",
 		"", "https://www.rabbitmq.com/docs/consumer-prefetch",
 	},
@@ -278,7 +278,7 @@ var explanations = map[string]Explanation{
 		setPolicy + `queues NAME '^QUEUE$' '{"max-length": 1000000, "overflow": "reject-publish"}'`, docsLength,
 	},
 	"unread-queue": {
-		"Messages wait for a consumer that doesn't exist, until they are too many.",
+		"Messages wait for a consumer that doesn't exist, and pile up.",
 		"Bind a queue, and publish without a consumer.",
 		"", docsQueues,
 	},
@@ -293,7 +293,7 @@ var explanations = map[string]Explanation{
 		"", docsTTL,
 	},
 	"several-ways-back": {
-		"A delayed message returns to several queues, as several copies. If they are those of other work queues, each handles what isn't its own.",
+		"A delayed message returns to several queues, as several copies. If other work queues are among them, their workers handle messages that aren't theirs.",
 		"Bind two queues to the exchange that a delay queue dead-letters to, one of them with #.",
 		"", docsRoute,
 	},
@@ -313,7 +313,7 @@ var explanations = map[string]Explanation{
 		"", docsRoute,
 	},
 	"transient-exchange": {
-		"A restart, or the end of its last binding, deletes the exchange with its bindings to durable queues. Publishers then get errors, or their messages are dropped.",
+		"A restart, or the removal of its last binding, deletes the exchange with its bindings to durable queues. Publishers then get errors, or their messages are dropped.",
 		"Declare an auto-delete exchange, bind a durable queue, remove the binding: the exchange is gone.",
 		`rabbitmqadmin --vhost VHOST exchanges declare --name EXCHANGE --type TYPE --durable true`, docsRoute,
 	},
@@ -393,7 +393,7 @@ var explanations = map[string]Explanation{
 		"rabbitmqctl list_deprecated_features --used", "https://www.rabbitmq.com/docs/deprecated-features",
 	},
 	"disabled-feature-flags": {
-		"The node lacks what the flag enables. A node of a later version that requires it may refuse to start or to join. But enabling rabbitmq_4.0.0 breaks each quorum queue for good whose machine version is still below 4: consumers crash it at every start, and publishers get confirms for messages that it drops (https://github.com/rabbitmq/rabbitmq-server/issues/17504). A replica that never answered after the upgrade, or was removed while its node was off, keeps a queue there.",
+		"The node lacks what the flag enables. A node of a later version that requires it may refuse to start or to join. But enabling rabbitmq_4.0.0 permanently breaks each quorum queue whose machine version is still below 4: consumers crash it at every start, and publishers get confirms for messages that it drops (https://github.com/rabbitmq/rabbitmq-server/issues/17504). A replica that never answered after the upgrade, or was removed while its node was off, keeps a queue there.",
 		"rabbitmqctl list_feature_flags",
 		machineVersions + "    # lists all quorum queues: none may be missing, or have a version below 4\nrabbitmqctl enable_feature_flag FLAG", "https://www.rabbitmq.com/docs/feature-flags",
 	},

@@ -111,10 +111,10 @@ const (
 	// weren't read; accepting this warning leaves Unread empty.
 	WarningWaiting WarningCode = "waiting-messages"
 	// WarningHeaders: a message may have been published over AMQP 0-9-1. RabbitMQ shows such a
-	// message's headers that hold tables or arrays to no AMQP 1.0 client, unless their names
-	// begin with "x-". So a copy and a line of a file would lack them, and nobody could tell. It
-	// is about single messages: without its acceptance, Replay copies no such message, and
-	// Discard removes none that it writes to a file.
+	// message's headers that hold tables or arrays to no AMQP 1.0 client, unless their names begin
+	// with "x-". So a copy and a line of a file would lack them, and nothing would show that. It is
+	// about single messages: without its acceptance, Replay copies no such message, and Discard
+	// removes none that it writes to a file.
 	WarningHeaders WarningCode = "hidden-headers"
 	// WarningPolicies: without the HTTP API the Desk doesn't know whether a policy sets a
 	// delivery limit.

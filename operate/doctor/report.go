@@ -156,7 +156,7 @@ func (r Report) total() string {
 			missed[rule] = true
 		}
 	}
-	return fmt.Sprintf("%s, %s, %s; %s checked, %d not or not everywhere.", count(r.Count("error"), "error"), count(r.Count("warning"), "warning"),
+	return fmt.Sprintf("%s, %s, %s; %s checked, %d skipped or only partly checked.", count(r.Count("error"), "error"), count(r.Count("warning"), "warning"),
 		count(r.Count("note"), "note"), count(r.Checked, "rule"), len(missed))
 }
 

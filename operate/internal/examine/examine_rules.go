@@ -156,7 +156,7 @@ var deadLetterRules = []examineRule{
 	{
 		ID: "unread-dead-letters", Examined: rules.SeverityWarning, needs: slices.Concat(rules.Everything, []string{rules.PartCounts}),
 		Summary: "somebody reads the dead letters",
-		Remedy:  "look into them and replay or delete them: hopback dlq survey, hopback desk",
+		Remedy:  "read them, and replay or delete them: hopback dlq survey, hopback desk",
 		check: func(c *examination) {
 			for _, q := range c.Sorted() {
 				if q.Messages == 0 || q.Consumers > 0 || q.HasTTL() || q.Type == queuearg.Stream {
@@ -196,7 +196,7 @@ var deadLetterRules = []examineRule{
 					c.As(rules.SeverityWarning)
 					c.Path(rules.NameOfQueue(from), "dead-lettered", rules.NameOf(x.Name), "no binding", "lost, or stuck")
 				} else {
-					c.Report(rules.ExchangeResource(x.Name), "it has no binding and no alternate exchange: the broker drops everything that is published to it, and tells only publishers that ask")
+					c.Report(rules.ExchangeResource(x.Name), "it has no binding and no alternate exchange: the broker drops everything that is published to it, and reports it only to publishers that ask")
 					c.Path("publisher", "", rules.NameOf(x.Name), "no binding", "dropped")
 				}
 			}
@@ -642,7 +642,7 @@ var clusterRules = []examineRule{
 			}
 			harm := ""
 			if slices.Contains(flags, "rabbitmq_4.0.0") {
-				harm = "; but \"rabbitmq_4.0.0\" breaks each quorum queue for good whose machine version is below 4, and one stays there if a replica of it didn't answer during the upgrade"
+				harm = "; but \"rabbitmq_4.0.0\" permanently breaks each quorum queue whose machine version is below 4, and one stays there if a replica of it didn't answer during the upgrade"
 			}
 			c.Report(declare.Resource{Kind: "broker", Name: c.live.cluster.Version}, "stable feature flags are disabled: %s; a node of a later version may not start until they are enabled%s", rules.Listed(flags, 5), harm)
 		},

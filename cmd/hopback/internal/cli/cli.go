@@ -114,6 +114,7 @@ func Run(ctx context.Context, io IO) int {
 	root.SetIn(io.Stdin)
 	root.SetOut(c.stdout.w)
 	root.SetErr(c.stderr.w)
+	describeCompletion(root) // its output is root's now
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		err = c.unknown

@@ -34,6 +34,12 @@ Examples:
   hopback dlq survey --url amqps://ops@rabbit.example.com/shop --token-file token
   hopback topology plan topology.yaml --ca ca.pem --cert client.pem --external`
 
+const completionHelp = `Print a script that makes your shell complete commands, flags, and names that the broker
+has, such as queues. Names need the HTTP API.
+
+"hopback completion bash --help" explains how to load the script; "zsh", "fish", and
+"powershell" have the same.`
+
 // connectionAnnotation marks a flag that "hopback help connection" explains, in place of
 // every command's help.
 const connectionAnnotation = "hopback_connection"
@@ -57,6 +63,16 @@ func groups(root *cobra.Command) {
 	root.SetCompletionCommandGroupID(groupOther)
 }
 
+// describeCompletion replaces the description of cobra's command.
+func describeCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" {
+			cmd.Short, cmd.Long = "Print a script that completes commands in your shell", completionHelp
+		}
+	}
+}
+
 func inGroup(id string, cmd *cobra.Command) *cobra.Command {
 	cmd.GroupID = id
 	return cmd
@@ -71,7 +87,7 @@ func helpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return usage("there is no help on %.80q; \"hopback help\" lists all commands", strings.Join(args, " "))
+				return usage("there is no help for %.80q; \"hopback help\" lists all commands", strings.Join(args, " "))
 			}
 			target.InitDefaultHelpFlag()
 			target.InitDefaultVersionFlag()

@@ -15,7 +15,7 @@ import (
 	"github.com/hopback/hopback/partition"
 )
 
-const partitionHelp = `Show who handles the partitions of a group of package partition, pause all of them, and
+const partitionHelp = `Show which workers have the partitions of a group (package partition), pause it, and
 change their number.
 
 NAME is the group's name: that of the exchange that its publishers use.

@@ -73,8 +73,8 @@ func (p pausing) of(ctx context.Context, b *broker, name string) (*pause.State, 
 
 func (c *command) pause(p pausing) *cobra.Command {
 	var cfg pause.PauseConfig
-	cmd := c.pauseDo(p, "pause", "Pause a "+p.kind, "Pause a "+p.kind+`. One that is paused gets the new time and reason. The command returns when the
-broker knows it; workers notice within about a second.`, "what was done", func(ctx context.Context, b *broker, name string) (*pause.State, error) {
+	cmd := c.pauseDo(p, "pause", "Pause a "+p.kind, "Pause a "+p.kind+`. If it is paused already, it gets the new time and reason. The command
+returns when the broker has stored the pause; workers notice within about a second.`, "what was done", func(ctx context.Context, b *broker, name string) (*pause.State, error) {
 		cfg := cfg
 		cfg.By = cmp.Or(cfg.By, c.who())
 		if err := p.pause(ctx, b.conn, name, cfg); err != nil {
@@ -84,13 +84,13 @@ broker knows it; workers notice within about a second.`, "what was done", func(c
 	})
 	cmd.Example = fmt.Sprintf("  hopback %[1]s pause orders --for 1h --why \"the bank is down\"\n  hopback %[1]s pause orders", p.command)
 	durationVar(cmd.Flags(), &cfg.For, "for", 0, "resume after this time (default: until resume)")
-	cmd.Flags().StringVar(&cfg.Why, "why", "", "a `reason` for those who wonder")
+	cmd.Flags().StringVar(&cfg.Why, "why", "", "the `reason`, for other people")
 	cmd.Flags().StringVar(&cfg.By, "by", "", "`who` pauses it (default user@host)")
 	return cmd
 }
 
 func (c *command) resume(p pausing) *cobra.Command {
-	return c.pauseDo(p, "resume", "Resume a "+p.kind, "Resume a "+p.kind+". One that isn't paused stays so.", "what was done", func(ctx context.Context, b *broker, name string) (*pause.State, error) {
+	return c.pauseDo(p, "resume", "Resume a "+p.kind, "Resume a "+p.kind+". If it isn't paused, nothing changes.", "what was done", func(ctx context.Context, b *broker, name string) (*pause.State, error) {
 		return nil, p.resume(ctx, b.conn, name)
 	})
 }

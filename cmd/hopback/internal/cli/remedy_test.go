@@ -73,6 +73,24 @@ func TestRemedies(t *testing.T) {
 	}
 }
 
+// A check of retry run names commands and flags, not Go's API.
+func TestRemediesOfRetryRun(t *testing.T) {
+	t.Parallel()
+	broker := hopbacktest.Start(t, hopbacktest.Config{})
+	target, err := broker.Listen("127.0.0.1:0")
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "topology.yaml")
+	for _, text := range []string{"queues: {invoices: {dead-letter: drop}}", "central: {queues: [invoices]}"} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		code, _, stderr := run(t, target, "topology", "apply", file)
+		require.Equal(t, Done, code, stderr)
+	}
+	code, _, stderr := run(t, target, "retry", "run", file)
+	assert.Equal(t, No, code)
+	assert.Contains(t, stderr, "set the RabbitMQ policy that hopback retry policies prints; --waive dead-letter disables this check")
+	assert.NotContains(t, stderr, "Policy.Waive")
+}
+
 // Who replays has a name without $USER, too.
 func TestWhoWithoutUSER(t *testing.T) {
 	t.Parallel()

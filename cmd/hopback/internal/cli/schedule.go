@@ -69,11 +69,11 @@ command returns, no worker publishes any more.`, 1, func(ctx context.Context, g 
 	})
 	paused.Example = "  hopback schedule pause billing report --for 2h --why \"the printer is broken\"\n  hopback schedule pause billing"
 	durationVar(paused.Flags(), &pause.For, "for", 0, "resume after this time (default: until resume)")
-	paused.Flags().StringVar(&pause.Why, "why", "", "a `reason` for those who wonder")
+	paused.Flags().StringVar(&pause.Why, "why", "", "the `reason`, for other people")
 	paused.Flags().StringVar(&pause.By, "by", "", "`who` pauses it (default user@host)")
 	cmd.AddCommand(c.scheduleList(), paused,
 		c.scheduleDo("resume GROUP [NAME...]", "Resume messages, or the whole group", `End the pause of messages, and bring back removed ones. Without NAME, end the pause of the
-whole group; messages that were paused by name stay so.`, 1, func(ctx context.Context, g schedule.Group, names []string) (string, error) {
+whole group; messages that were paused by name stay paused.`, 1, func(ctx context.Context, g schedule.Group, names []string) (string, error) {
 			return "resumed", g.Resume(ctx, names...)
 		}),
 		c.scheduleDo("run-now GROUP NAME...", "Publish messages once, now", `Have a worker publish messages once, now, even while they are paused. If none runs, the
@@ -85,8 +85,7 @@ next one does it, within an hour.`, 2, func(ctx context.Context, g schedule.Grou
 			}
 			return "requested", nil
 		}),
-		c.scheduleDo("remove GROUP NAME...", "Stop messages for good", `Stop messages for good, though programs still have them: they aren't published until
-resume.`, 2, func(ctx context.Context, g schedule.Group, names []string) (string, error) {
+		c.scheduleDo("remove GROUP NAME...", "Stop messages until they are resumed", `Stop messages until resume, even if programs still define them.`, 2, func(ctx context.Context, g schedule.Group, names []string) (string, error) {
 			return "removed", g.Remove(ctx, names...)
 		}),
 		c.scheduleServe())
@@ -177,7 +176,7 @@ func listed(text *strings.Builder, g schedule.GroupState) {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(r.Name), printable(r.Spec), printable(r.To), r.Missed, at(r.Last), at(r.Next), pausedText(r.Paused, r.Removed))
 	}
 	_ = table.Flush()
-	worker := "no worker has it in hand"
+	worker := "last published by a worker that has stopped"
 	if g.Worker != "" {
 		worker = "last published by " + printable(g.Worker)
 	}
@@ -352,7 +351,7 @@ group's queues first, for which the user needs the permission to configure them.
 				b.logger().Info("hopback: publishing recurring messages", "group", f.Group, "messages", len(cfg.Recurring))
 				err = schedule.Group{Conn: b.conn, Name: f.Group}.Run(c.ctx, cfg)
 				if errors.Is(err, client.ErrNotFound) {
-					return coded(No, errors.Join(err, errors.New("or use --declare")))
+					return coded(No, fmt.Errorf("%w; or use --declare", err))
 				}
 				return err
 			})

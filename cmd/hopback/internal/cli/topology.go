@@ -189,11 +189,13 @@ func (c *command) compare(ctx context.Context, b *broker, in input) (audit.Diff,
 
 // inCommand replaces Go's API by commands.
 var inCommand = strings.NewReplacer(
+	"declare it with retry.Topology, or disable this check with Policy.Waive if a RabbitMQ policy sets one",
+	"declare it with hopback topology apply, or, if it exists already, set the RabbitMQ policy that hopback retry policies prints; --waive dead-letter disables this check",
 	"as package operate/migrate does", "as hopback topology migrate does",
 	"declare it with retry.CentralTopology, or leave it out of CentralConfig.Queues", "declare it with hopback topology apply, or leave it out of central.queues",
 	"apply retry.CentralTopology of this policy, and call retry.TakeOver or run hopback retry take-over", "run hopback topology apply and hopback retry take-over",
 	"retry.CentralTopology", "hopback topology apply", "apply retry.Topology of this policy", "run hopback topology apply", "retry.Topology", "hopback topology apply",
-	"waive this guard", "disable this check with --waive")
+	"Policy.Waive", "--waive")
 
 func (c *command) printDiff(d audit.Diff) error {
 	if c.structured() {

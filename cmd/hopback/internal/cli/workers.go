@@ -21,7 +21,7 @@ func (c *command) workers() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "workers",
 		Short: "Show the workers, and which handlers run",
-		Long: `Show who works, what runs and for how long, and what was handled in the last hour. Workers
+		Long: `Show all workers, their running handlers, and what they handled in the last hour. Workers
 answer if they use package live (middleware/live). Nothing shows the bodies of messages.
 --watch repeats that until ^C.
 
