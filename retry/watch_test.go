@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,10 +25,39 @@ import (
 // watched is a watch over a topology that the test makes up.
 type watched struct {
 	*watch
+	began time.Time
+
+	lock  sync.Mutex // checks run in other goroutines
 	see   inspection
 	peeks []time.Duration // since the first
 	log   bytes.Buffer
-	began time.Time
+}
+
+// Write writes to the log.
+func (w *watched) Write(b []byte) (int, error) {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	return w.log.Write(b)
+}
+
+// sees has the checks find this.
+func (w *watched) sees(in inspection) {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	w.see = in
+}
+
+func (w *watched) text() string {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	return w.log.String()
+}
+
+// checks are the times of the checks.
+func (w *watched) checks() []time.Duration {
+	w.lock.Lock()
+	defer w.lock.Unlock()
+	return slices.Clone(w.peeks)
 }
 
 func newWatched(t *testing.T) *watched {
@@ -36,7 +68,9 @@ func newWatched(t *testing.T) *watched {
 func newWatchedBy(t *testing.T, now func() time.Time) *watched {
 	t.Helper()
 	w := &watched{began: time.Now()}
-	w.watch = newWatch(slog.New(slog.NewTextHandler(&w.log, nil)), "orders", now, func(context.Context) (inspection, error) {
+	w.watch = newWatch(slog.New(slog.NewTextHandler(w, nil)), "orders", now, func(context.Context) (inspection, error) {
+		w.lock.Lock()
+		defer w.lock.Unlock()
 		w.peeks = append(w.peeks, time.Since(w.began))
 		return w.see, nil
 	})
@@ -58,15 +92,15 @@ func TestGuardsLookAgainOnlyWhileMessagesFail(t *testing.T) {
 		w := newWatched(t)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		assert.Len(t, w.peeks, 1, "nothing has failed")
+		assert.Len(t, w.checks(), 1, "nothing has failed")
 		// Its own retries come back, or nobody knows that they don't.
 		w.every(5*time.Minute-time.Second, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
-		assert.Len(t, w.peeks, 1+5)
+		assert.Len(t, w.checks(), 1+5)
 		w.every(5*time.Minute-time.Second, func() { w.messageGivenUp() })
-		assert.Len(t, w.peeks, 1+5+5)
+		assert.Len(t, w.checks(), 1+5+5)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		assert.Len(t, w.peeks, 1+5+5+1, "after the last failure")
+		assert.Len(t, w.checks(), 1+5+5+1, "after the last failure")
 	})
 }
 
@@ -79,7 +113,7 @@ func TestChecksRunWithAnyClock(t *testing.T) {
 			w := newWatchedBy(t, func() time.Time { return clockstep.Step(time.Now(), step) })
 			step = by
 			w.every(3*time.Minute-time.Second, func() { w.messageGivenUp() })
-			assert.Len(t, w.peeks, 1+2, "%v", by)
+			assert.Len(t, w.checks(), 1+2, "%v", by)
 		})
 	}
 }
@@ -94,7 +128,7 @@ func TestGuardsLookSoonWhenRetriesAreEarlyOrMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
 		w.every(20*time.Second, func() { w.retrySent(2 * time.Second) })
-		assert.Equal(t, []time.Duration{0, 10 * time.Second}, w.peeks, "none came back")
+		assert.Equal(t, []time.Duration{0, 10 * time.Second}, w.checks(), "none came back")
 
 		w = newWatched(t)
 		time.Sleep(peekSoon)
@@ -102,16 +136,16 @@ func TestGuardsLookSoonWhenRetriesAreEarlyOrMissing(t *testing.T) {
 		w.retryReturned(message(time.Now().Add(-2*time.Second)), time.Now())
 		w.retrySent(2 * time.Second)
 		synctest.Wait()
-		assert.Len(t, w.peeks, 1, "on time")
+		assert.Len(t, w.checks(), 1, "on time")
 		w.retryReturned(message(time.Now().Add(-100*time.Millisecond)), time.Now())
 		w.retrySent(2 * time.Second)
 		synctest.Wait()
-		assert.Len(t, w.peeks, 2, "early")
+		assert.Len(t, w.checks(), 2, "early")
 		w.every(50*time.Second, func() {
 			w.retryReturned(message(time.Now().Add(-100*time.Millisecond)), time.Now())
 			w.retrySent(2 * time.Second)
 		})
-		assert.Len(t, w.peeks, 2, "it hurries once for nothing: the clocks may differ")
+		assert.Len(t, w.checks(), 2, "it hurries once for nothing: the clocks may differ")
 	})
 }
 
@@ -120,22 +154,22 @@ func TestChangedTopologyIsLoggedOnceAndItsRepairToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
 		bad := &GuardError{Guard: GuardDelayQueue, Queue: "delay_1s", Problem: "it drops messages", Remedy: remedyApply}
-		w.see = inspection{found: []*GuardError{bad}, losing: []error{bad, nil, bad}}
+		w.sees(inspection{found: []*GuardError{bad}, losing: []error{bad, nil, bad}})
 		w.every(3*time.Minute, func() { w.messageGivenUp() })
-		assert.Equal(t, 1, strings.Count(w.log.String(), "found a fault while the consumer runs"))
-		assert.Greater(t, len(w.peeks), 10, "it looks for the repair")
+		assert.Equal(t, 1, strings.Count(w.text(), "found a fault while the consumer runs"))
+		assert.Greater(t, len(w.checks()), 10, "it looks for the repair")
 		for i, want := range []int{1, 1, 1} {
 			got, err := w.usable(i)
 			require.NoError(t, err)
 			assert.Equal(t, want, got)
 		}
-		w.see = inspection{found: []*GuardError{bad}, losing: []error{bad, bad, bad}}
+		w.sees(inspection{found: []*GuardError{bad}, losing: []error{bad, bad, bad}})
 		w.every(time.Minute, func() { w.messageGivenUp() })
 		_, err := w.usable(1)
 		require.ErrorIs(t, err, bad)
-		w.see = inspection{losing: []error{nil, nil, nil}}
+		w.sees(inspection{losing: []error{nil, nil, nil}})
 		w.every(time.Minute, func() { w.messageGivenUp() })
-		assert.Equal(t, 1, strings.Count(w.log.String(), "topology check: the faults are fixed"))
+		assert.Equal(t, 1, strings.Count(w.text(), "topology check: the faults are fixed"))
 		got, err := w.usable(2)
 		require.NoError(t, err)
 		assert.Equal(t, 2, got)
@@ -158,12 +192,12 @@ func TestDeadLettersThatDontArriveAreLogged(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWatched(t)
-			given := 0
+			var given atomic.Int64
 			w.peek = func(context.Context) (inspection, error) {
-				return inspection{dead: &declare.QueueInfo{Name: "orders.dead", Messages: uint64(c.arrives(given)), Consumers: c.readers}}, nil
+				return inspection{dead: &declare.QueueInfo{Name: "orders.dead", Messages: uint64(c.arrives(int(given.Load()))), Consumers: c.readers}}, nil
 			}
-			w.every(4*time.Minute, func() { given++; w.messageGivenUp() })
-			assert.Equal(t, c.notified, strings.Contains(w.log.String(), "don't arrive"), "%s: %s", name, w.log.String())
+			w.every(4*time.Minute, func() { given.Add(1); w.messageGivenUp() })
+			assert.Equal(t, c.notified, strings.Contains(w.text(), "don't arrive"), "%s: %s", name, w.text())
 		})
 	}
 }
@@ -183,32 +217,32 @@ func TestWhatAPolicyMayHaveDoneIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
 		w.every(3*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
-		assert.NotContains(t, w.log.String(), "policy")
+		assert.NotContains(t, w.text(), "policy")
 		w.every(3*time.Minute, func() { early(w) })
-		assert.Equal(t, 1, strings.Count(w.log.String(), "a retry came back early"), w.log.String())
-		assert.Contains(t, w.log.String(), "delay_queue=delay_2s left_by=maxlen delay=2s came_after=100ms")
+		assert.Equal(t, 1, strings.Count(w.text(), "a retry came back early"), w.text())
+		assert.Contains(t, w.text(), "delay_queue=delay_2s left_by=maxlen delay=2s came_after=100ms")
 		w.every(3*time.Minute, func() { w.retrySent(time.Millisecond); w.due.Store(0) })
 		w.every(3*time.Minute, func() { early(w) })
-		assert.Equal(t, 2, strings.Count(w.log.String(), "a retry came back early"), "once for each time that it begins")
+		assert.Equal(t, 2, strings.Count(w.text(), "a retry came back early"), "once for each time that it begins")
 
 		w = newWatched(t)
-		w.see = inspection{found: []*GuardError{{Guard: GuardDelayQueue, Problem: "it holds messages for 1 s"}}}
+		w.sees(inspection{found: []*GuardError{{Guard: GuardDelayQueue, Problem: "it holds messages for 1 s"}}})
 		w.every(3*time.Minute, func() { early(w) })
-		assert.NotContains(t, w.log.String(), "policy", "the reason is known")
+		assert.NotContains(t, w.text(), "policy", "the reason is known")
 	})
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
-		gone := func() int { return strings.Count(w.log.String(), "the dead-letter queue is gone") }
-		w.see = inspection{gone: true}
+		gone := func() int { return strings.Count(w.text(), "the dead-letter queue is gone") }
+		w.sees(inspection{gone: true})
 		w.every(3*time.Minute, func() { w.messageGivenUp() })
 		assert.Zero(t, gone(), "it has never existed: the queue may have another")
 		for n := range 2 {
-			w.see = inspection{dead: &declare.QueueInfo{Name: "orders.dead", Consumers: 1}}
+			w.sees(inspection{dead: &declare.QueueInfo{Name: "orders.dead", Consumers: 1}})
 			w.every(3*time.Minute, func() { w.messageGivenUp() })
-			w.see = inspection{}
+			w.sees(inspection{})
 			w.every(3*time.Minute, func() { w.messageGivenUp() })
 			assert.Equal(t, n, gone(), "the user may not look at it any more")
-			w.see = inspection{gone: true}
+			w.sees(inspection{gone: true})
 			w.every(3*time.Minute, func() { w.messageGivenUp() })
 			assert.Equal(t, n+1, gone())
 		}
@@ -219,14 +253,14 @@ func TestLookThatFailsIsRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
-		failed := 0
+		var failed atomic.Int64
 		w.peek = func(context.Context) (inspection, error) {
-			failed++
+			failed.Add(1)
 			return inspection{}, errors.New("alarm")
 		}
 		w.every(5*time.Minute-time.Second, func() { w.messageGivenUp() })
-		assert.Equal(t, 4, failed)
-		assert.NotContains(t, w.log.String(), "ERROR")
+		assert.EqualValues(t, 4, failed.Load())
+		assert.NotContains(t, w.text(), "ERROR")
 	})
 }
 
@@ -237,13 +271,13 @@ func TestTheLastFailureIsFollowedByACheck(t *testing.T) {
 		w := newWatched(t)
 		w.retrySent(time.Second)
 		synctest.Wait()
-		assert.Len(t, w.peeks, 1, "the check is not due")
-		w.see.found = []*GuardError{{Guard: GuardDelayQueue, Queue: "delay_1s", Problem: "is missing", Remedy: "declare it"}}
+		assert.Len(t, w.checks(), 1, "the check is not due")
+		w.sees(inspection{found: []*GuardError{{Guard: GuardDelayQueue, Queue: "delay_1s", Problem: "is missing", Remedy: "declare it"}}})
 		time.Sleep(peekEvery + time.Second)
 		synctest.Wait()
-		assert.Len(t, w.peeks, 2)
-		assert.Contains(t, w.log.String(), "delay_1s")
-		assert.Contains(t, w.log.String(), "failures_since_last_check=1")
+		assert.Len(t, w.checks(), 2)
+		assert.Contains(t, w.text(), "delay_1s")
+		assert.Contains(t, w.text(), "failures_since_last_check=1")
 	})
 }
 
@@ -252,15 +286,18 @@ func TestAFailedCheckIsRepeatedUntilTheConsumerEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
-		checks := 0
-		w.peek = func(context.Context) (inspection, error) { checks++; return inspection{}, errors.New("no answer") }
+		var checks atomic.Int64
+		w.peek = func(context.Context) (inspection, error) {
+			checks.Add(1)
+			return inspection{}, errors.New("no answer")
+		}
 		w.messageGivenUp()
 		time.Sleep(5*peekEvery + time.Second)
 		synctest.Wait()
-		assert.Equal(t, 5, checks)
+		assert.EqualValues(t, 5, checks.Load())
 		w.end()
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		assert.Equal(t, 5, checks)
+		assert.EqualValues(t, 5, checks.Load())
 	})
 }
