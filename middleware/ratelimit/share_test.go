@@ -21,6 +21,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/middleware/ratelimit"
 )
 
@@ -133,8 +134,11 @@ func TestALimitIsSharedByAllWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit, workers = 100, 64
 		changes := 40
-		if os.Getenv("HOPBACK_LONG") != "" {
+		switch {
+		case os.Getenv("HOPBACK_LONG") != "":
 			changes = 200
+		case explore.UnderRace:
+			changes = 8
 		}
 		s := newShop(t, 400*changes+5000, ratelimit.Config{PerSecond: limit, Shared: true})
 		rng := rand.New(rand.NewPCG(1, 2))

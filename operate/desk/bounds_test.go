@@ -15,11 +15,15 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/operate/desk"
 )
 
 // A page and a survey hold little of each message, however much of it is in its properties.
 func TestAPageIsBoundedInBytes(t *testing.T) {
+	if explore.UnderRace {
+		t.Skip("memory is measured without the race detector")
+	}
 	const n = 40
 	quiet := slog.New(slog.DiscardHandler)
 	broker := hopbacktest.Start(t, hopbacktest.Config{})

@@ -18,6 +18,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/hopbacktest"
+	"github.com/hopback/hopback/integration/explore"
 )
 
 // smallDisk is a file on a disk with limited space.
@@ -66,6 +67,9 @@ func newDesk(t *testing.T, cfg hopbacktest.Config) *Desk {
 
 // Lines that an exporter counts as written are complete in the file, wherever the disk gets full.
 func TestExporterCountsWhatTheFileHolds(t *testing.T) {
+	if explore.UnderRace {
+		t.Skip("there is one goroutine")
+	}
 	t.Parallel()
 	l := open(sampleDeadLetter(t, time.Now()))
 	line, err := l.line("dead")

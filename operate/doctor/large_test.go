@@ -172,6 +172,7 @@ func (c *countdown) Err() error {
 
 // The time limit holds for the analysis, wherever it is.
 func TestTheAnalysisEndsWithItsTime(t *testing.T) {
+	notUnderRace(t)
 	t.Parallel()
 	for name := range shapes {
 		text := shaped(t, name, size(name, 300, 20))

@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/hopback/hopback/argument"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/operate/doctor"
 	"github.com/hopback/hopback/retry"
 )
@@ -174,6 +175,9 @@ func TestState(t *testing.T) {
 
 // With 10,000 messages, what the page gets ten times a second stays small, and a run of it stays complete.
 func TestTenThousandMessages(t *testing.T) {
+	if explore.UnderRace {
+		t.Skip("the other tests do the same with fewer messages")
+	}
 	t.Parallel()
 	inLab(t, scenario(retry.StrategyDeadLetter, "always"), func(t *testing.T, l *lab) {
 		require.NoError(t, l.send("x", maxMessages))

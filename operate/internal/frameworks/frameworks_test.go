@@ -14,6 +14,7 @@ import (
 
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/declare/check"
+	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/operate/audit"
 	"github.com/hopback/hopback/retry"
 	"github.com/hopback/hopback/schedule"
@@ -319,6 +320,9 @@ func TestHostileNamesHarmNothing(t *testing.T) {
 // Time is in proportion to the size, for large topologies and for shapes that make each look-up
 // long: everything bound to one exchange, everything dead-lettering to one queue.
 func TestLargeVirtualHostsAreRecognizedQuickly(t *testing.T) {
+	if explore.UnderRace {
+		t.Skip("there is one goroutine")
+	}
 	const n = 10_000
 	shapes := map[string]func(i int) (declare.QueueInfo, []declare.Binding){
 		"sneakers": func(i int) (declare.QueueInfo, []declare.Binding) {
