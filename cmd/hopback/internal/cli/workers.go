@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/middleware/live"
 )
 
@@ -23,7 +24,8 @@ func (c *command) workers() *cobra.Command {
 		Short: "Show the workers, and which handlers run",
 		Long: `Show all workers, their running handlers, and what they handled in the last hour. Workers
 answer if they use package live (middleware/live). Nothing shows the bodies of messages.
---watch repeats that until ^C.
+--watch repeats that until ^C. Workers answer by themselves then, within seconds of a change,
+so it shows nothing new more often than every 2 s.
 
 Text has the 50 handlers that have run longest; JSON and YAML have up to 500 of each worker.
 
@@ -44,19 +46,14 @@ Exit codes:
 				if err := b.connect(ctx); err != nil {
 					return err
 				}
-				take := func(ctx context.Context) snapshot {
-					f, err := live.Ask(ctx, b.conn)
-					if err != nil {
-						return snapshot{err: timedOut(ctx, err)}
-					}
-					return snapshot{value: f, text: func(text *strings.Builder) { fleetText(text, f, time.Now()) }}
-				}
 				if watch > 0 {
+					take, end := follow(ctx, b.conn)
+					defer end()
 					return c.watch(ctx, watch, take)
 				}
-				s := take(ctx)
+				s := fleetSnapshot(live.Ask(ctx, b.conn))
 				if s.err != nil {
-					return s.err
+					return timedOut(ctx, s.err)
 				}
 				return c.result(s.value, nil, s.text, "")
 			})
@@ -68,6 +65,51 @@ Exit codes:
 	watchFlag(cmd, &watch)
 	c.outputFlag(cmd, "the workers")
 	return cmd
+}
+
+func fleetSnapshot(f live.Fleet, err error) snapshot {
+	if err != nil {
+		return snapshot{err: err}
+	}
+	return snapshot{value: f, text: func(text *strings.Builder) { fleetText(text, f, time.Now()) }}
+}
+
+// followAgain is how long follow waits after an error.
+const followAgain = 2 * time.Second
+
+// follow watches the workers until end is called. take waits for what is newer than its last result.
+func follow(ctx context.Context, conn *client.Conn) (take func(context.Context) snapshot, end func()) {
+	watching, cancel := context.WithCancel(ctx)
+	news := make(chan snapshot, 1) // has the newest
+	show := func(s snapshot) {
+		select {
+		case <-news:
+		default:
+		}
+		news <- s
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for watching.Err() == nil {
+			if err := live.Watch(watching, conn, func(f live.Fleet) { show(fleetSnapshot(f, nil)) }); err != nil {
+				show(fleetSnapshot(live.Fleet{}, err))
+				select {
+				case <-time.After(followAgain):
+				case <-watching.Done():
+				}
+			}
+		}
+	}()
+	take = func(ctx context.Context) snapshot {
+		select {
+		case s := <-news:
+			return s
+		case <-ctx.Done():
+			return snapshot{err: timedOut(ctx, context.Cause(ctx))}
+		}
+	}
+	return take, func() { cancel(); <-done }
 }
 
 // fleetText shows the workers, and what has run longest.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,11 +40,16 @@ func TestWorkersOnTheCommandLine(t *testing.T) {
 	r = run("-o", "json")
 	assert.JSONEq(t, `{"workers": []}`, r.stdout)
 
-	running := make(chan struct{})
+	running, release := make(chan struct{}), make(chan struct{})
+	finish := sync.OnceFunc(func() { close(release) })
 	h := live.With(conn, live.Config{Host: "host \x1b[31m1", StuckAfter: time.Nanosecond})(client.HandlerFunc(func(ctx context.Context, _ *client.Delivery) error {
 		close(running)
-		<-ctx.Done()
-		return client.Requeue{}
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return client.Requeue{}
+		}
 	}))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -79,7 +85,16 @@ func TestWorkersOnTheCommandLine(t *testing.T) {
 	assert.Contains(t, x.stdout, "orders")
 	r = run("-o", "yaml")
 	assert.Contains(t, r.stdout, "workers:\n  - id: ")
-	r = run("--watch=100ms", "--timeout=5s")
+	w := world{env: map[string]string{"HOPBACK_URL": url}}
+	code, stdout, stderr := watching(t, w, []string{"workers", "--watch=100ms", "-o", "json"}, nil, func(s string) bool {
+		if strings.Contains(s, `"running": 1,`) {
+			finish()
+		}
+		return strings.Contains(s, `"handled": 1,`)
+	})
+	assert.Equal(t, cli.Done, code, stderr)
+	assert.Contains(t, stdout, `"handled": 1,`, "it notices that the handler has returned")
+	r = run("--watch", "--timeout=1s")
 	assert.Equal(t, cli.Done, r.code, r.stderr)
 	assert.Contains(t, r.stdout, "host")
 	assert.Equal(t, cli.Usage, run("orders").code)
