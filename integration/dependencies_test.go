@@ -36,7 +36,7 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 	for pkg, may := range map[string][]string{
 		"": {"argument", "client", "declare", "retry"}, "argument": {}, "adapter": {"client"}, "address": {"argument"}, "declare": {"address", "argument"}, "client": {"address", "argument", "client/instrument"}, "client/instrument": {"address"},
 		"declare/check": {"declare"}, "internal/rules": {"address", "argument", "declare"}, "internal/frames": {},
-		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/check"}, "operate/desk": {"address", "argument", "client", "declare", "declare/check", "operate/audit", "partition", "retry"},
+		"retry": {"address", "argument", "client", "client/instrument", "declare", "declare/check"}, "operate/desk": {"address", "argument", "client", "declare", "declare/check", "middleware/pause", "operate/audit", "partition", "retry"},
 		"fair":                 {"address", "argument", "client", "declare", "retry"},
 		"schedule":             {"address", "argument", "client", "declare", "middleware/dedupe"},
 		"operate/topologyfile": {"argument", "client", "declare", "fair", "retry"},

@@ -28,6 +28,9 @@ func TestAQueueIsPausedForItsWorkers(t *testing.T) {
 		suite.Apply(t, operator, topology)
 		_, err = client.NewPublisher[string](t.Context(), operator, address.Exchange("hopback.pauses", "orders"), client.PublisherConfig{})
 		require.ErrorIs(t, err, client.ErrNotFound, "there is none before the first pause")
+		all, err := pause.All(t.Context(), operator, s.API(t))
+		require.NoError(t, err)
+		assert.Empty(t, all)
 		require.NoError(t, pause.Pause(t.Context(), operator, "orders", pause.PauseConfig{By: "ada", Why: "the bank is down", For: time.Hour}))
 
 		changes := make(chan *pause.State, 10)
@@ -46,6 +49,9 @@ func TestAQueueIsPausedForItsWorkers(t *testing.T) {
 		require.NotNil(t, shown)
 		assert.Equal(t, []string{"ada", "the bank is down"}, []string{shown.By, shown.Why})
 		assert.Equal(t, time.Hour, shown.Until.Sub(shown.Since))
+		all, err = pause.All(t.Context(), operator, s.API(t))
+		require.NoError(t, err)
+		assert.Equal(t, []pause.State{*shown}, all)
 		p, err := client.NewPublisher[string](t.Context(), operator, address.Queue("orders"), client.PublisherConfig{})
 		require.NoError(t, err)
 		for range 20 {

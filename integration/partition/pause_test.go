@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/integration/internal/suite"
 	"github.com/hopback/hopback/middleware/pause"
+	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/partition"
 )
 
@@ -57,6 +58,13 @@ func TestAGroupIsPausedForItsWorkers(t *testing.T) {
 		shown := suite.Await(t, changes, "the pause")
 		require.NotNil(t, shown)
 		assert.Equal(t, []string{"changes", "ada", "the bank is down"}, []string{shown.Group, shown.By, shown.Why})
+		d, err := desk.New(operator, desk.Config{HTTP: s.API(t)})
+		require.NoError(t, err)
+		survey, err := d.Survey(t.Context(), desk.SurveyConfig{Queues: g.Queues(), CountsOnly: true})
+		require.NoError(t, err)
+		for _, q := range survey.Queues {
+			assert.Equal(t, shown, q.Paused)
+		}
 		p, err := client.NewPublisher[string](t.Context(), operator, address.Address{}, client.PublisherConfig{})
 		require.NoError(t, err)
 		want := map[string][]string{}

@@ -21,7 +21,7 @@ import (
 // how many methods the types among them may have. Both only ever fall. A new name needs the
 // removal of an old one, or a reason in the commit that raises the limit.
 const (
-	maxNames   = 644
+	maxNames   = 645
 	maxMethods = 312
 )
 

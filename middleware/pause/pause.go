@@ -41,6 +41,7 @@ package pause
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -48,9 +49,11 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/declare/check"
 	"github.com/hopback/hopback/internal/inside"
 	"github.com/hopback/hopback/internal/names"
 	"github.com/hopback/hopback/partition"
@@ -165,6 +168,58 @@ func OfGroup(ctx context.Context, conn *client.Conn, group string) (s State, ok 
 	return t.state(ctx, conn)
 }
 
+// All returns the pauses of a virtual host, of queues and of groups, with one request to the HTTP API. The errors are those
+// of api.
+func All(ctx context.Context, conn *client.Conn, api check.Reader) (all []State, err error) {
+	if conn == nil || api == nil {
+		return nil, argument.New("api", nil, "is nil, or conn is", "use a connection from client.Connect, and a Reader of package httpapi")
+	}
+	reply, err := api.Get(ctx, "/exchanges/"+address.Escape(api.VHost())+"/"+exchange+"/bindings/source")
+	if errors.Is(err, declare.ErrNotFound) {
+		return nil, nil // nothing was ever paused
+	}
+	var found []struct {
+		Destination string `json:"destination"`
+		Key         string `json:"routing_key"`
+		Kind        string `json:"destination_type"`
+		Arguments   any    `json:"arguments"` // none may be a list
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(reply, &found); err != nil {
+		return nil, fmt.Errorf("hopback: the HTTP API's list of pauses can't be decoded: %w", err)
+	}
+	last := map[target]State{}
+	timed := false
+	for _, b := range found {
+		t, of := target{queue: b.Key}, b.Key
+		if b.Kind == "exchange" {
+			t, of = target{group: b.Key}, inside.NowExchange(b.Key)
+		}
+		if b.Destination != of {
+			continue // workers don't see it either
+		}
+		args, _ := b.Arguments.(map[string]any)
+		s := stateOf(t, args)
+		if before, ok := last[t]; !ok || s.Since.After(before.Since) {
+			last[t] = s
+		}
+		timed = timed || !s.Until.IsZero()
+	}
+	var now time.Time
+	if timed {
+		now = timeOf(ctx, conn.BrokerTime)
+	}
+	for _, s := range last {
+		if !s.over(now) {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b State) int { return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Group, b.Group)) })
+	return all, nil
+}
+
 func (c PauseConfig) check() error {
 	if c.For < 0 {
 		return argument.New("PauseConfig.For", c.For, "is negative", "leave it out to pause until Resume")
@@ -179,7 +234,7 @@ func (c PauseConfig) check() error {
 
 // queueOf finds a queue. The workers of a partition don't ask about its queue, so a pause of it would have no effect.
 func queueOf(ctx context.Context, conn *client.Conn, queue string) (target, error) {
-	if err := check(conn, "queue", queue); err != nil {
+	if err := checkName(conn, "queue", queue); err != nil {
 		return target{}, err
 	}
 	info, err := declare.Inspect(ctx, conn.Management(), queue)
@@ -193,7 +248,7 @@ func queueOf(ctx context.Context, conn *client.Conn, queue string) (target, erro
 }
 
 func groupOf(ctx context.Context, conn *client.Conn, group string) (target, error) {
-	if err := check(conn, "group", group); err != nil {
+	if err := checkName(conn, "group", group); err != nil {
 		return target{}, err
 	}
 	if _, _, err := partition.Find(ctx, conn, group); err != nil {
@@ -202,7 +257,7 @@ func groupOf(ctx context.Context, conn *client.Conn, group string) (target, erro
 	return target{group: group, exchange: inside.NowExchange(group)}, nil
 }
 
-func check(conn *client.Conn, kind, name string) error {
+func checkName(conn *client.Conn, kind, name string) error {
 	if conn == nil {
 		return argument.New("conn", nil, "is nil", "use a connection from client.Connect")
 	}
@@ -245,7 +300,7 @@ func (t target) end(ctx context.Context, conn *client.Conn) error {
 
 func (t target) state(ctx context.Context, conn *client.Conn) (s State, ok bool, err error) {
 	s, ok, err = find(ctx, conn.Management(), t)
-	if ok && !s.Until.IsZero() && !s.Until.After(timeOf(ctx, conn.BrokerTime)) {
+	if ok && !s.Until.IsZero() && s.over(timeOf(ctx, conn.BrokerTime)) {
 		return State{}, false, err
 	}
 	return s, ok, err
@@ -263,7 +318,7 @@ func remove(ctx context.Context, m declare.Requester, all []declare.Binding) err
 func find(ctx context.Context, m declare.Requester, t target) (last State, ok bool, err error) {
 	found, err := declare.Bindings(ctx, m, t.binding())
 	for _, b := range found {
-		s := State{Queue: t.queue, Group: t.group, Since: timeIn(b, argSince), Until: timeIn(b, argUntil), By: textIn(b, argBy), Why: textIn(b, argWhy)}
+		s := stateOf(t, b.Arguments)
 		if !ok || s.Since.After(last.Since) {
 			last, ok = s, true
 		}
@@ -271,17 +326,24 @@ func find(ctx context.Context, m declare.Requester, t target) (last State, ok bo
 	return last, ok, err
 }
 
-func timeIn(b declare.Binding, arg string) time.Time {
-	ms, ok := b.Arguments[arg].(int64)
-	if !ok {
-		return time.Time{}
+// stateOf reads the arguments of a binding.
+func stateOf(t target, args map[string]any) State {
+	return State{Queue: t.queue, Group: t.group, Since: timeIn(args[argSince]), Until: timeIn(args[argUntil]), By: textIn(args[argBy]), Why: textIn(args[argWhy])}
+}
+
+func timeIn(arg any) time.Time {
+	switch ms := arg.(type) {
+	case int64:
+		return time.UnixMilli(min(max(ms, 0), maxTime)).UTC()
+	case float64: // in JSON
+		return time.UnixMilli(int64(min(max(ms, 0), maxTime))).UTC()
 	}
-	return time.UnixMilli(min(max(ms, 0), maxTime)).UTC()
+	return time.Time{}
 }
 
 // textIn bounds a text that anybody may have written.
-func textIn(b declare.Binding, arg string) string {
-	text, _ := b.Arguments[arg].(string)
+func textIn(arg any) string {
+	text, _ := arg.(string)
 	return strings.ToValidUTF8(text[:min(len(text), maxText)], "")
 }
 
@@ -294,6 +356,9 @@ func timeOf(ctx context.Context, ask func(context.Context) (time.Time, error)) t
 	}
 	return time.Now()
 }
+
+// over reports whether it has ended by now.
+func (s State) over(now time.Time) bool { return !s.Until.IsZero() && !s.Until.After(now) }
 
 // String says it in a line, for people.
 func (s State) String() string {

@@ -3,9 +3,12 @@ package pause_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -284,6 +287,22 @@ func TestAnUnreachableBrokerChangesNothing(t *testing.T) {
 	})
 }
 
+// api is the HTTP API of a broker.
+type api struct{ http.Handler }
+
+func (a api) VHost() string { return "/" }
+
+func (a api) Get(_ context.Context, path string) ([]byte, error) {
+	req := httptest.NewRequest(http.MethodGet, "/api"+path, nil)
+	req.SetBasicAuth("guest", "guest")
+	rec := httptest.NewRecorder()
+	a.ServeHTTP(rec, req)
+	if rec.Code != http.StatusOK {
+		return nil, errors.New(rec.Body.String())
+	}
+	return rec.Body.Bytes(), nil
+}
+
 // Anybody who may bind the queue may write such a binding, with anything in it.
 func TestForgedPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -306,8 +325,21 @@ func TestForgedPauses(t *testing.T) {
 			assert.LessOrEqual(t, len(state.String()), 1000)
 			_, err = json.Marshal(state)
 			require.NoError(t, err)
+			all, err := pause.All(t.Context(), s.conn, api{s.broker.HTTPHandler()})
+			require.NoError(t, err)
+			if state.Queue == "" {
+				assert.Empty(t, all, "its time is over")
+			} else {
+				assert.Equal(t, []pause.State{state}, all)
+			}
 		}
 		require.NoError(t, pause.Resume(t.Context(), s.conn, "orders"))
+		_, err := declare.Apply(t.Context(), s.conn.Management(), declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "other", DeadLetter: declare.Drop()}},
+			Bindings: []declare.Binding{{Source: "hopback.pauses", Queue: "other", Key: "orders", Arguments: map[string]any{"x-hopback-since": int64(1 << 62)}}}})
+		require.NoError(t, err)
+		all, err := pause.All(t.Context(), s.conn, api{s.broker.HTTPHandler()})
+		require.NoError(t, err)
+		assert.Empty(t, all, "no worker reads this binding")
 		time.Sleep(2 * time.Second)
 		s.publish(address.Queue("orders"))
 		time.Sleep(2 * time.Second)

@@ -15,6 +15,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/dedicated"
+	"github.com/hopback/hopback/middleware/pause"
 )
 
 // The values of QueueSurvey.Role.
@@ -91,6 +92,9 @@ type QueueSurvey struct {
 	Seen   uint64    `json:"seen,omitempty"`
 	Oldest time.Time `json:"oldest,omitzero"`
 	Newest time.Time `json:"newest,omitzero"`
+	// Paused is the queue's pause, or that of its group of partitions, for workers with middleware/pause. It comes from the HTTP
+	// API, and is nil without it.
+	Paused *pause.State `json:"paused,omitempty"`
 	// Warnings are the warnings about reading the queue. Unread says why some or all messages
 	// weren't read, and is empty if all were. Messages that other consumers hold, or that wait for
 	// their delivery time, count as unread unless WarningConsumers or WarningWaiting is accepted.
@@ -285,6 +289,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 		DLX       uint64  `json:"messages_dlx"`
 		Delayed   uint64  `json:"messages_delayed"`
 		Consumers uint64  `json:"consumers"`
+		Arguments any     `json:"arguments"`
 		Stats     struct {
 			Publish struct{ Rate float64 } `json:"publish_details"`
 			Deliver struct{ Rate float64 } `json:"deliver_get_details"`
@@ -293,6 +298,7 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 	if err := json.Unmarshal(reply, &found); err != nil {
 		return nil, fmt.Errorf("hopback: the HTTP API's list of queues can't be decoded: %w", err)
 	}
+	pauses, _ := pause.All(ctx, d.conn, d.cfg.HTTP) // the rest of a survey is worth more than an error about them
 	var all []QueueSurvey
 	for _, q := range found {
 		switch {
@@ -306,6 +312,13 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 		if q.Ready != nil {
 			s.Messages = *q.Ready
 		}
+		args, _ := q.Arguments.(map[string]any)
+		_, partition := args["x-hopback-partitions"]
+		for _, p := range pauses {
+			if p.Queue == q.Name || partition && p.Group != "" && isOfGroup(q.Name, p.Group) {
+				s.Paused = &p
+			}
+		}
 		all = append(all, s)
 	}
 	for _, name := range names {
@@ -318,6 +331,12 @@ func (d *Desk) queues(ctx context.Context, names []string) ([]QueueSurvey, error
 		return cmp.Or(cmp.Compare(order[a.Role], order[b.Role]), compareDelays(a, b), cmp.Compare(a.Name, b.Name))
 	})
 	return all, nil
+}
+
+// isOfGroup reports whether a queue's name is that of a partition of the group, of any generation.
+func isOfGroup(queue, group string) bool {
+	rest, ok := strings.CutPrefix(queue, group+".")
+	return ok && strings.Count(rest, ".") == 1
 }
 
 // compareDelays orders delay queues with names that differ only in their delay by that: "delay_1s"

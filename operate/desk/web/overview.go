@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/operate/desk"
 )
 
@@ -53,7 +54,7 @@ type idleQueue struct {
 	Messages    uint64
 }
 
-// shownIdle is how many work queues without consumers are named.
+// shownIdle is how many work queues without consumers are named, and how many pauses.
 const shownIdle = 5
 
 // withoutConsumers finds the work queues in which messages wait for a consumer. A stream keeps
@@ -76,6 +77,25 @@ func withoutConsumers(queues []desk.QueueSurvey) (idle idleQueues) {
 	idle.More = max(len(idle.Queues)-shownIdle, 0)
 	idle.Queues = idle.Queues[:len(idle.Queues)-idle.More]
 	return idle
+}
+
+// pauses are those of queues and of groups.
+type pauses struct {
+	First []pause.State
+	More  int // that aren't named
+}
+
+// pausesOf names the pauses, once for all partitions of a group.
+func pausesOf(queues []desk.QueueSurvey) (all pauses) {
+	for _, q := range queues {
+		if q.Paused != nil && !slices.Contains(all.First, *q.Paused) {
+			all.First = append(all.First, *q.Paused)
+		}
+	}
+	slices.SortStableFunc(all.First, func(a, b pause.State) int { return a.Since.Compare(b.Since) })
+	all.More = max(len(all.First)-shownIdle, 0)
+	all.First = all.First[:len(all.First)-all.More]
+	return all
 }
 
 // viewOf is the part of a query that says how the messages are shown: the columns, and how they

@@ -253,6 +253,7 @@ func (h *Handler) overview(v *visit) *refusal {
 	if err == nil {
 		data.Alarms = alarmWords(counted.Alarms)
 		data.Idle = withoutConsumers(queues)
+		data.Paused = pausesOf(queues)
 	}
 	if running != nil {
 		data.Refresh = 1
@@ -304,6 +305,7 @@ type overviewData struct {
 	Drawings  []drawing
 	Alarms    []string
 	Idle      idleQueues
+	Paused    pauses
 	Sorting   sorting
 	Headings  map[string]heading
 	AllLink   template.URL

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 
@@ -107,6 +108,7 @@ func TestAGroupIsPausedOnThePage(t *testing.T) {
 	for _, text := range []string{"The group is paused.", "&lt;b&gt;the bank&lt;/b&gt; is down", "by <strong>ada</strong>", ", until ", "changes.1.001", "Change the pause"} {
 		assert.Contains(t, page.text, text)
 	}
+	assert.Equal(t, 1, strings.Count(s.recounted(b), `<strong>Paused:</strong> <a href="partitions?group=changes">changes</a>`), "once for both partitions")
 	state, is, err := pause.OfGroup(t.Context(), s.conn, "changes")
 	require.NoError(t, err)
 	assert.True(t, is)

@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -29,6 +30,9 @@ func TestAQueueIsPausedOnThePage(t *testing.T) {
 	assert.Contains(t, page.text, "&lt;b&gt;the bank&lt;/b&gt; is down")
 	assert.Contains(t, page.text, "by <strong>ada</strong>")
 	assert.Contains(t, page.text, ", until ")
+	overview := s.recounted(b)
+	assert.Contains(t, overview, `<strong>Paused:</strong> <a href="pause?in=orders">orders</a>`)
+	assert.Contains(t, overview, ", by ada: &lt;b&gt;the bank&lt;/b&gt; is down</p>")
 	state, is, err := pause.Of(t.Context(), s.conn, "orders")
 	require.NoError(t, err)
 	assert.True(t, is)
@@ -54,6 +58,14 @@ func TestAQueueIsPausedOnThePage(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, b.get("pause?in=none").status)
 	assert.Contains(t, s.log.String(), "a pause was changed")
 	assert.Contains(t, s.log.String(), "do=resume")
+}
+
+// recounted returns the overview with new counts. Those of a moment ago are shown otherwise.
+func (s *stage) recounted(b *browser) string {
+	s.handler.counts.mu.Lock()
+	s.handler.counts.at = time.Time{}
+	s.handler.counts.mu.Unlock()
+	return b.get("").text
 }
 
 // Without Writable, and without the permission, nothing is paused.

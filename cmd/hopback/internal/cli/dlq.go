@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -25,6 +26,7 @@ import (
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/operate/desk"
 	"github.com/hopback/hopback/retry"
 )
@@ -450,6 +452,7 @@ func (c *command) dlqSurvey() *cobra.Command {
 		Long: `Count the messages of all queues, or of the named ones, and group dead letters by the
 queue that dead-lettered them, the reason, and the error. Errors that differ only in
 numbers, IDs, and addresses are in one group. Work and delay queues are only counted.
+With the HTTP API, it also names the queues and groups that are paused.
 
 --watch repeats that until ^C, and reads the dead-letter queues each time; with --counts,
 it only counts.`,
@@ -515,6 +518,13 @@ func (c *command) survey(ctx context.Context, d *desk.Desk, cfg desk.SurveyConfi
 func surveyText(b *strings.Builder, s desk.Survey, peeked bool) {
 	for _, a := range s.Alarms {
 		fmt.Fprintf(b, "ALARM: %s. The broker accepts no messages until it clears.\n", alarmText(a))
+	}
+	shown := map[pause.State]bool{}
+	for _, q := range s.Queues {
+		if p := q.Paused; p != nil && !shown[*p] {
+			shown[*p] = true // its group has other partitions
+			fmt.Fprintf(b, "%s: %s\n", clean(cmp.Or(p.Queue, p.Group)), clean(p.String()))
+		}
 	}
 	for _, q := range s.Queues {
 		warningsText(b, q.Name, q.Warnings)
