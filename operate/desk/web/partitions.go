@@ -110,13 +110,14 @@ func (h *Handler) pauseGroup(v *visit) *refusal {
 	return nil
 }
 
-// mayPause returns declare.ErrNotFound unless the visitor may pause each partition of a group.
+// mayPause returns declare.ErrNotFound unless the visitor may pause each partition of a group. During a Reshard, that is
+// those of both generations.
 func (h *Handler) mayPause(ctx context.Context, v *visit, group string) error {
-	now, _, err := partition.Find(ctx, h.desk.Conn(), group)
+	now, next, err := partition.Find(ctx, h.desk.Conn(), group)
 	if err != nil {
 		return err
 	}
-	for _, queue := range now.Queues() {
+	for _, queue := range append(now.Queues(), next.Queues()...) {
 		_, err := h.cfg.Authorize(v.Request, Access{Action: ActionPause, Queue: queue})
 		if err != nil || !h.lists(queue) {
 			return errors.Join(fmt.Errorf("the user may not pause the partition %s: %w", queue, declare.ErrNotFound), err)

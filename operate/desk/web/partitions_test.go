@@ -132,6 +132,19 @@ func TestAGroupIsPausedOnThePage(t *testing.T) {
 	require.NoError(t, err)
 	assert.False(t, state.Until.IsZero(), "nothing has changed")
 	refused.Clear()
+	topology, err := partition.Group{Name: "changes", Partitions: 3, Generation: 2}.Topology(declare.QuorumQueue{DeadLetter: declare.ToQueue("orders.dead")})
+	require.NoError(t, err)
+	_, err = declare.Apply(t.Context(), s.conn.Management(), topology)
+	require.NoError(t, err)
+	refused.Store("changes.2.002", true) // of the generation to which a Reshard leads: the pause is of both
+	for _, do := range []string{"pause", "resume"} {
+		assert.Equal(t, http.StatusNotFound, b.post("pause-group", url.Values{"group": {"changes"}, "do": {do}}).status)
+	}
+	now, is, err := pause.OfGroup(t.Context(), s.conn, "changes")
+	require.NoError(t, err)
+	assert.True(t, is)
+	assert.Equal(t, state, now, "nothing has changed")
+	refused.Clear()
 	page = b.post("pause-queue", url.Values{"in": {"changes.1.000"}, "do": {"pause"}})
 	assert.Equal(t, http.StatusUnprocessableEntity, page.status)
 	assert.Contains(t, page.text, "Pause its group")

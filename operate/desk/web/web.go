@@ -90,7 +90,7 @@ const (
 	// ActionWaiting cancels, runs, or reschedules waiting messages by their token.
 	ActionWaiting Action = "waiting"
 	// ActionPause pauses or resumes a work queue for all of its workers, or a group of partitions. For a group, the page
-	// asks once without a queue, and then for the queue of each partition.
+	// asks once without a queue, and then for the queue of each partition, also of the generation to which a Reshard leads.
 	ActionPause Action = "pause"
 	// ActionRecurring pauses, resumes, runs, or removes recurring messages. Access.Queue is the queue with the state of
 	// their group, schedule.Names.TokenQueue.
