@@ -57,7 +57,7 @@ var SimulatedKinds = []Kind{
 	BrokerKilled, BrokerStopped, MemoryAlarm, DiskAlarm, WorkerKilled, WorkerDrained, LeaderMoved, ClockDiffers, ClockJumps,
 	QueueForgotten, QueueRedeclared, DelayDeleted, DelayRedeclared, DelayFull, ForwardsStuck, DeadQueueDeleted, DeadQueueRedeclared, DeadQueueFull,
 	ParkingDeleted, ParkingFull, ExchangeDeleted, ExchangeRedeclared, BindingDeleted, BindingRedeclared, PolicyDeleted, PolicyRedeclared,
-	ForeignBinding, ForeignFull, Purged, OldDefinitions, PermissionsGone, AlarmAtStart, HandlersHang, Resharded, MembersDeleted, Poisoned, Paused,
+	ForeignBinding, ForeignFull, Purged, OldDefinitions, PermissionsGone, AlarmAtStart, HandlersHang, Resharded, MembersDeleted, Poisoned, Paused, GroupPaused,
 }
 
 // lasting are the faults that last longer than the others: a lane's messages have to meet
@@ -66,7 +66,7 @@ var lasting = map[Kind]time.Duration{
 	ForwardsStuck: 6 * time.Minute, // until those that fail would hold every slot
 	DelayFull:     2 * time.Minute, ParkingFull: 2 * time.Minute, DeadQueueFull: 5 * time.Minute,
 	ExchangeRedeclared: time.Minute, BindingRedeclared: time.Minute, PolicyRedeclared: time.Minute,
-	ForeignBinding: time.Minute, ForeignFull: time.Minute, AlarmAtStart: 3 * time.Minute, HandlersHang: 2 * time.Minute, Resharded: 3 * time.Minute, Poisoned: time.Minute, Paused: time.Minute,
+	ForeignBinding: time.Minute, ForeignFull: time.Minute, AlarmAtStart: 3 * time.Minute, HandlersHang: 2 * time.Minute, Resharded: 3 * time.Minute, Poisoned: time.Minute, Paused: time.Minute, GroupPaused: time.Minute,
 }
 
 // mustBeNotified are the faults that must be reported if they hit something.

@@ -11,6 +11,7 @@ import (
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/backoff"
+	"github.com/hopback/hopback/middleware/pause"
 	"github.com/hopback/hopback/partition"
 	"github.com/hopback/hopback/retry"
 )
@@ -134,6 +135,10 @@ func (w *simWorker) consumeGroup(life, clocked context.Context, conn *client.Con
 			return key
 		}
 	}
+	handler := pause.With(pause.Config{})(client.HandlerFunc(func(ctx context.Context, d *client.Delivery) error {
+		l.begins()
+		return w.handle(ctx, d)
+	}))
 	var running sync.WaitGroup
 	defer running.Wait()
 	leave := map[int]context.CancelFunc{}
@@ -147,7 +152,7 @@ func (w *simWorker) consumeGroup(life, clocked context.Context, conn *client.Con
 			leave[g.Generation] = cancel
 			running.Go(func() {
 				for ctx.Err() == nil {
-					if err := partition.Consume(ctx, conn, g, client.HandlerFunc(w.handle), cfg); err != nil && ctx.Err() == nil {
+					if err := partition.Consume(ctx, conn, g, handler, cfg); err != nil && ctx.Err() == nil {
 						l.heard.Add(1)
 						l.say("worker-%s-%d: generation %d: %v", l.name, w.n, g.Generation, err)
 						backoff.Sleep(ctx, 5*time.Second)
@@ -242,8 +247,14 @@ func (s *simulation) operateGroup(ctx context.Context, f simFault) (heal func(),
 			backoff.Sleep(ctx, time.Second)
 		}
 	}()
-	s.flowing = append(s.flowing, flowing{l.n, span{began + time.Minute, began + f.lasts}})
+	resume := func() {}
+	if d.r.IntN(3) == 0 {
+		resume = l.pause(ctx)
+	} else {
+		s.flowing = append(s.flowing, flowing{l.n, span{began + time.Minute, began + f.lasts}})
+	}
 	return func() {
+		resume()
 		select {
 		case <-finished:
 		case <-ctx.Done():

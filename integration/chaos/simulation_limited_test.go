@@ -18,8 +18,11 @@ import (
 // each key. An operator pauses its queue now and then.
 const Limited = "limited"
 
-// Paused is a pause of lane "limited".
-const Paused Kind = "paused"
+// What an operator pauses.
+const (
+	Paused      Kind = "paused"       // the queue of lane "limited"
+	GroupPaused Kind = "group-paused" // the group, and one of its workers may be killed or stop
+)
 
 const (
 	Exceeded   ViolationKind = "exceeded"    // a limit was exceeded for longer than it may be
@@ -46,7 +49,6 @@ type simLimit struct {
 	mu      sync.Mutex
 	running map[string]map[*simCall]struct{}
 	since   map[string]time.Time // by key, if more run than may
-	paused  time.Time            // from when on no call may begin, if not zero
 }
 
 // simCall is a call of a worker whose connection wasn't lost since it began.
@@ -97,9 +99,7 @@ func (c *simLimit) begin(key string, w *simWorker) (end func()) {
 	if c.running[key] == nil {
 		c.running[key] = map[*simCall]struct{}{}
 	}
-	if !c.paused.IsZero() && time.Now().After(c.paused) {
-		c.lane.wrong(PauseBroke, c.lane.n, "a call began at %v, which is %v after none should", time.Since(c.lane.began), time.Since(c.paused))
-	}
+	c.lane.begins()
 	call := &simCall{w}
 	c.running[key][call] = struct{}{}
 	c.compare(key)
@@ -111,34 +111,65 @@ func (c *simLimit) begin(key string, w *simWorker) (end func()) {
 	}
 }
 
-// pause pauses the lane's queue until heal is called.
-func (s *simulation) pause(ctx context.Context, f simFault) (heal func()) {
-	i := slices.IndexFunc(s.lanes, func(l *simLane) bool { return l.limit != nil })
-	if i < 0 {
-		return nil
-	}
-	l, from := s.lanes[i], time.Since(s.began)
-	s.step("queue %s is paused for %v", l.queue, f.lasts)
-	l.breaks(from, f.lasts)
-	if err := pause.Pause(ctx, s.admin, l.queue, pause.PauseConfig{Why: "the simulation"}); err != nil {
-		s.wrong(ViolationStuck, l.n, "pause: %v", err)
-		return nil
-	}
-	l.limit.setPaused(time.Now().Add(pausedWithin))
-	return func() {
-		l.limit.setPaused(time.Time{})
-		if err := pause.Resume(ctx, s.admin, l.queue); err != nil {
-			s.wrong(ViolationStuck, l.n, "resume: %v", err)
-		}
-		ended := time.Since(s.began)
-		s.owed = append(s.owed, owed{l.n, span{from, ended}, ended + time.Minute})
+// begins notes that a call of the lane begins.
+func (l *simLane) begins() {
+	if from := l.paused.Load(); from != nil && time.Now().After(*from) {
+		l.wrong(PauseBroke, l.n, "a call began at %v, which is %v after none should", time.Since(l.began), time.Since(*from))
 	}
 }
 
-func (c *simLimit) setPaused(from time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.paused = from
+// pause pauses the lane's queue, or its group, until resume is called.
+func (l *simLane) pause(ctx context.Context) (resume func()) {
+	start, end := pause.Pause, pause.Resume
+	if l.group != nil {
+		start, end = pause.PauseGroup, pause.ResumeGroup
+	}
+	l.step("%s is paused", l.queue)
+	if err := start(ctx, l.admin, l.queue, pause.PauseConfig{Why: "the simulation"}); err != nil {
+		l.wrong(ViolationStuck, l.n, "pause: %v", err)
+	}
+	l.paused.Store(new(time.Now().Add(pausedWithin)))
+	return func() {
+		l.paused.Store(nil)
+		if err := end(ctx, l.admin, l.queue); err != nil {
+			l.wrong(ViolationStuck, l.n, "resume: %v", err)
+		}
+		l.step("%s is resumed", l.queue)
+	}
+}
+
+// pauseOne pauses what a fault is about, until heal is called.
+func (s *simulation) pauseOne(ctx context.Context, f simFault) (heal func()) {
+	i := slices.IndexFunc(s.lanes, func(l *simLane) bool {
+		return f.kind == Paused && l.limit != nil || f.kind == GroupPaused && l.group != nil
+	})
+	if i < 0 {
+		return nil
+	}
+	l := s.lanes[i]
+	if last := s.quiet[len(s.quiet)-1]; l.group != nil { // a worker whose connection fell silent notices no pause, and may retry
+		backoff.Sleep(ctx, last.from-time.Since(s.began))
+	}
+	from := time.Since(s.began)
+	l.breaks(from, f.lasts)
+	resume := l.pause(ctx)
+	if l.group != nil {
+		w := l.workers[f.dice.IntN(len(l.workers))]
+		backoff.Sleep(ctx, time.Duration(f.dice.Int64N(int64(f.lasts/2))))
+		switch f.dice.IntN(3) {
+		case 0:
+			s.step("worker %d is killed", w.n)
+			w.kill(0)
+		case 1:
+			s.step("worker %d is stopped", w.n)
+			w.drain(0)
+		}
+	}
+	return func() {
+		resume()
+		ended := time.Since(s.began)
+		s.owed = append(s.owed, owed{l.n, span{from, ended}, ended + time.Minute})
+	}
 }
 
 // lost notes that a connection of a worker was lost. Calls may outlive that.

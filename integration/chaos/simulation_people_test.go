@@ -114,8 +114,8 @@ func (s *simulation) operate(ctx context.Context, f simFault, l *simLane) (heal 
 			s.owed = append(s.owed, owed{l.n, span{from + 15*time.Second, from + raised}, from + away + 30*time.Second})
 		}
 		return func() { s.broker.SetMemoryAlarm(false) }, true
-	case Paused:
-		return s.pause(ctx, f), true
+	case Paused, GroupPaused:
+		return s.pauseOne(ctx, f), true
 	case HandlersHang:
 		w := l.workers[d.r.IntN(len(l.workers))]
 		s.step("handlers of worker %d of lane %s don't return for %v", w.n, l.name, f.lasts)

@@ -702,6 +702,8 @@ type simLane struct {
 	group  *simGroup // of lane "partitioned"
 	fair   *simFair  // of lane "fair"
 	limit  *simLimit // of lane "limited"
+	// paused is from when on no call may begin; nil: the lane isn't paused.
+	paused atomic.Pointer[time.Time]
 	// recurring are the groups of lane "recurring".
 	recurring *simGroups
 	tasks     chan uint32 // of the stranger
