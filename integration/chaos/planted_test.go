@@ -124,6 +124,10 @@ var plants = []struct {
 		"	if resumed := p.resumed.Load(); resumed != nil {\n",
 		"	if resumed := p.resumed.Load(); resumed != nil && !PLANTED {\n",
 		[]ViolationKind{PauseBroke}, []string{"-simulate.lanes", Partitioned, "-simulate.kinds", "group-paused", "-simulate.faults", "1", "-simulate.messages", "200"}, true},
+	{"a worker that is gone is still shown", "middleware/live/watch.go",
+		"		if now.After(k.until) {\n",
+		"		if !PLANTED && now.After(k.until) {\n",
+		[]ViolationKind{Misshown}, []string{"-simulate.lanes", Limited, "-simulate.kinds", "worker-drained", "-simulate.faults", "2", "-simulate.messages", "200"}, true},
 	{"times that the broker refused count as published", "schedule/group_run.go",
 		"	if !failed.IsZero() {\n		s.Done =",
 		"	if PLANTED && failed.After(now) || !PLANTED && !failed.IsZero() {\n		s.Done =",
@@ -187,7 +191,7 @@ func plant(t *testing.T, root string, build bool) (binary string) {
 	return binary
 }
 
-// Each fault is found within a minute on two cores; "make test" plants ten that are found in seconds.
+// Each fault is found within a minute on two cores; "make test" plants twelve that are found in seconds.
 func TestPlantedFaultsAreFound(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
@@ -195,7 +199,7 @@ func TestPlantedFaultsAreFound(t *testing.T) {
 	for i, p := range plants {
 		t.Run(p.name, func(t *testing.T) {
 			if binary == "" || !*planted && !p.quick {
-				t.Skip("make test plants ten, without the race detector, and make planted all")
+				t.Skip("make test plants twelve, without the race detector, and make planted all")
 			}
 			t.Parallel()
 			began := time.Now()

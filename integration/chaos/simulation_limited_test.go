@@ -57,6 +57,7 @@ type simCall struct{ w *simWorker }
 // makeLimited prepares the lane.
 func (s *simulation) makeLimited(l *simLane) {
 	l.limit = &simLimit{lane: l, call: callOfAll, running: map[string]map[*simCall]struct{}{}, since: map[string]time.Time{}}
+	s.view = &simView{lives: map[*simShown]struct{}{}}
 	l.limit.cfg = ratelimit.Config{AtOnce: limitOfAll, Shared: true}
 	if s.Seed%4 < 2 {
 		l.limit.call, l.limit.cfg.AtOnce, l.limit.cfg.Key = callOfKey, limitOfKey, l.limit.key

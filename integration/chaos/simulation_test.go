@@ -134,6 +134,7 @@ type simulation struct {
 	foreign map[string]bool
 	// definitions are those of the start.
 	definitions []byte
+	view        *simView
 	steps       []string
 	admin       *client.Conn
 	// heard counts events and log lines that report something.
@@ -404,7 +405,7 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 	if s.strange != nil {
 		endStrange = s.openStrange(ctx)
 	}
-	endOperator := s.openOperator(ctx)
+	endOperator, endView := s.openOperator(ctx), s.openView(work)
 	for n := range simSenders {
 		senders.Go(func() { s.send(ctx, n, schedule) })
 	}
@@ -414,6 +415,8 @@ func (s *simulation) run(ctx context.Context) (*Simulated, error) {
 	endOperator()
 	s.drain(ctx)
 	s.checkSlots(ctx)
+	s.checkView(ctx)
+	endView()
 	s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
 	s.sweep()
 

@@ -141,7 +141,9 @@ func (w *simWorker) consume(life context.Context) {
 	})
 	switch l.name {
 	case Limited:
-		inner = l.limit.of(w)
+		show, end := l.view.begin(w, conn)
+		defer end()
+		inner = show(l.limit.of(w))
 	case Called:
 		if inner, err = w.answer(life, conn); err != nil {
 			return
