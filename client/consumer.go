@@ -169,7 +169,7 @@ func (k *consumer) setCurrent(ds *deliveries) {
 func (k *consumer) Count(all *instrument.Stats) {
 	one := instrument.ConsumerStats{Queue: k.queue, Concurrency: k.cfg.Concurrency, Partition: k.gate != nil, Paused: k.follow.Paused()}
 	if k.gated() {
-		one.Paused = k.gate.Handler.Paused()
+		one.Paused = k.gate.control.Paused()
 	}
 	k.mu.Lock()
 	s := k.current

@@ -32,7 +32,10 @@ import (
 // it attaches again only when they have returned.
 
 // gated is what a gated consumer has in addition to a ConsumerConfig.
-type gated struct{ inside.Gated[*Delivery] }
+type gated struct {
+	inside.Gated[*Delivery]
+	control *Control
+}
 
 // Log is the Conn's logger.
 func (in internal) Log() *slog.Logger { return in.conn.log }
@@ -43,9 +46,9 @@ func (in internal) ConsumeGated(ctx context.Context, queue string, g inside.Gate
 	if err != nil {
 		return err
 	}
-	// The consumer's isolation and a Control would change how much it holds.
+	// The consumer's isolation and a Control that it follows would change how much it holds.
 	cfg := ConsumerConfig{Concurrency: g.Concurrency, Prefetch: g.Window, Grace: g.Grace, ConsumerTimeout: g.ConsumerTimeout, NoIsolation: true}
-	return in.conn.consume(ctx, queue, source, g.Handler, cfg, &gated{g})
+	return in.conn.consume(ctx, queue, source, g.Handler, cfg, &gated{g, g.Control.(*Control)})
 }
 
 // prepare sets what a gated consumer has.
@@ -187,8 +190,8 @@ func (g *gate) stepBack() { g.steps.Do(func() { close(g.step) }) }
 // awaitGate waits while a gated consumer is paused. It returns false if d stays in hand, since its turn ends.
 func (rs *results) awaitGate(d *delivery, canceled <-chan struct{}) (begin bool) {
 	for {
-		resume := rs.consumer.gate.Handler.Resumed(&d.Delivery)
-		if resume == nil {
+		resume, paused := rs.paused(d)
+		if !paused {
 			return true
 		}
 		if begin, _ := rs.resumed(resume, canceled); !begin {

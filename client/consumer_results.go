@@ -107,7 +107,7 @@ func (rs *results) mayBegin(d *delivery, canceled <-chan struct{}) (begin, relea
 	if rs.consumer.gated() {
 		return rs.awaitGate(d, canceled), false
 	}
-	resumed, paused := rs.paused()
+	resumed, paused := rs.paused(d)
 	if !paused {
 		return true, false
 	}
@@ -119,8 +119,14 @@ func (rs *results) mayBegin(d *delivery, canceled <-chan struct{}) (begin, relea
 	return false, true
 }
 
-// paused reports whether the consumer's Control pauses it, and returns a channel that is closed when it is resumed.
-func (rs *results) paused() (resumed <-chan struct{}, paused bool) {
+// paused reports whether the consumer's Control keeps d from its handler, and returns a channel that is closed when it is
+// resumed.
+func (rs *results) paused(d *delivery) (resumed <-chan struct{}, paused bool) {
+	if rs.consumer.gated() {
+		g := rs.consumer.gate
+		resumed, paused = g.control.gate()
+		return resumed, paused && !g.Handler.Unpausable(&d.Delivery)
+	}
 	if !rs.deliveries.paused.Load() {
 		return nil, false
 	}
@@ -129,10 +135,7 @@ func (rs *results) paused() (resumed <-chan struct{}, paused bool) {
 
 // Paused implements inside.Pauses.
 func (d *delivery) Paused() bool {
-	if d.consumer.gated() {
-		return d.consumer.gate.Handler.Resumed(&d.Delivery) != nil
-	}
-	_, paused := d.results.paused()
+	_, paused := d.results.paused(d)
 	return paused
 }
 

@@ -197,7 +197,7 @@ func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *cl
 		return failure(ctx)
 	}
 	w.ctx, w.fail = ctx, fail
-	w.pausable = &inside.Group{Name: w.group.Name, Pausing: &w.pausing, Life: ctx}
+	w.pausable = &inside.Group{Name: w.group.Name, Pausing: &w.control, Life: ctx}
 	w.seals.ask = func() (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, sealLimit)
 		defer cancel()
@@ -212,7 +212,7 @@ func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *cl
 	w.consume = func(ctx context.Context, p *part) error {
 		return in.ConsumeGated(ctx, p.queue, inside.Gated[*client.Delivery]{
 			Window: w.group.Window, Concurrency: min(w.cfg.Concurrency, w.group.Window), Grace: w.cfg.Grace, ConsumerTimeout: time.Duration(w.timeout.Load()),
-			Handler: handler{p},
+			Control: &w.control, Handler: handler{p},
 		})
 	}
 	var asking sync.WaitGroup

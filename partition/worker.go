@@ -32,10 +32,13 @@ type worker struct {
 	reserved      *part
 	reservedUntil *time.Timer
 	held          holding // keys whose messages wait for the generation before
-	pausing       pausing
-	pausable      *inside.Group   // for package pause
-	limit         atomic.Int64    // the group's delivery limit; -1: none, or unknown during an alarm
-	ctx           context.Context // of its consumers
+	// control keeps handlers from beginning. The worker keeps its partitions and all that it holds, so nothing changes its
+	// place: what waits for a retry, and what waits behind it. Shortly before the consumer timeout all of it returns to the
+	// queue in its order, and comes back, as ever.
+	control  client.Control
+	pausable *inside.Group   // for package pause
+	limit    atomic.Int64    // the group's delivery limit; -1: none, or unknown during an alarm
+	ctx      context.Context // of its consumers
 	// consume consumes from a partition's queue until ctx ends, and fail ends the worker.
 	consume   func(ctx context.Context, p *part) error
 	fail      context.CancelCauseFunc

@@ -17,7 +17,9 @@ type Gated[Delivery any] struct {
 	// consumer steps back shortly before, so that its deliveries return to the queue in their order and
 	// with their annotations.
 	ConsumerTimeout time.Duration
-	Handler         GatedHandler[Delivery]
+	// Control is the *client.Control that pauses the consumer. Paused, it keeps its deliveries, with their places.
+	Control Pausing
+	Handler GatedHandler[Delivery]
 }
 
 // GatedHandler is what a gated consumer calls.
@@ -28,10 +30,8 @@ type GatedHandler[Delivery any] interface {
 	// Key is called when a delivery arrives. Deliveries with the same key are handled one after the
 	// other.
 	Key(Delivery) string
-	// Resumed returns nil if d's handler may be called. Otherwise the consumer is paused: it keeps d, with its
-	// place, until the channel is closed. Paused reports whether it is.
-	Resumed(d Delivery) <-chan struct{}
-	Paused() bool
+	// Unpausable reports whether d's handler is called though the consumer is paused.
+	Unpausable(d Delivery) bool
 	// Attached is called when the consumer's link is attached for the first time.
 	Attached()
 	// Turn is called when the broker makes the consumer the active one. Over is called when the turn is

@@ -18,6 +18,7 @@ func NowExchange(name string) string { return name + ".now" }
 type Pausing interface {
 	// Pause has no handler begin until resume is called.
 	Pause() (resume func())
+	Paused() bool
 }
 
 type groupKey struct{}
