@@ -102,7 +102,7 @@ simulate: ## Inject 10,000 faults into a RabbitMQ in memory, in virtual time, in
 	@GOGC=800 GOMEMLIMIT=2GiB $(GO) test -count=1 -timeout=0 -v -run '^TestSimulate$$' ./integration/chaos -args -simulate.versions 4.3.6,4.0.5,4.4.0 -simulate.seeds 67 -simulate.messages 5100 -simulate.faults 50 $(SIMULATEFLAGS) | grep -v -e '^=== ' -e '--- PASS'
 
 .PHONY: planted
-planted: ## Plant 22 bugs in hopback, and check that simulations find each within a minute
+planted: ## Plant 24 bugs in hopback, and check that simulations find each within a minute
 	@GOGC=400 $(GO) test -count=1 -v -run '^TestPlantedFaultsAreFound$$' ./integration/chaos -args -simulate.planted | grep -v '^=== '
 
 .PHONY: chaos

@@ -25,6 +25,8 @@ type ReplySource struct {
 	Links int
 	// Credit is how many messages the broker may send ahead on each link.
 	Credit uint32
+	// Settled has the broker settle what it sends, so that nobody has to. What is on the way when the link ends is lost.
+	Settled bool
 }
 
 // ReplyPlace is the right to one session at a time on the connections of a client.Conn.
@@ -66,7 +68,7 @@ func OpenReplies(ctx context.Context, sess *WireSession, source func(oldbroker.Q
 		CloseSession(sess)
 		return nil, err
 	}
-	s := &wireReplies{of: sess, credit: from.Credit, settled: from.Queue == ""}
+	s := &wireReplies{of: sess, credit: from.Credit, settled: from.Queue == "" || from.Settled}
 	for range from.Links {
 		r, err := sess.replies(ctx, from)
 		if err != nil {
@@ -91,7 +93,7 @@ func ReplyError(ctx context.Context, err error) error {
 
 // replies attaches a link and grants its first credit. Before that the broker drops direct replies.
 func (s *WireSession) replies(ctx context.Context, from ReplySource) (*wireReceiver, error) {
-	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: from.Queue}}
+	cfg := engine.ReceiverConfig{Source: &frames.Source{Address: from.Queue}, Settled: from.Settled}
 	limit := attachTimeout
 	if from.Queue == "" {
 		limit = LinkTimeout

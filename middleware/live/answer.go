@@ -175,7 +175,7 @@ func (a *answerer) source(oldbroker.Quirks) (link.ReplySource, error) {
 		return link.ReplySource{}, err
 	}
 	to, err := address.Queue(a.queue).Build()
-	return link.ReplySource{Queue: to, Links: 1, Credit: 4}, err
+	return link.ReplySource{Queue: to, Links: 1, Credit: 4, Settled: true}, err
 }
 
 func (a *answerer) declare(ctx context.Context) error {
@@ -211,10 +211,6 @@ func (a *answerer) serve(s link.ReplySession) error {
 	for {
 		question, err := a.receive(ctx, s)
 		if err != nil {
-			return err
-		}
-		// A question isn't answered later: the one who asked is gone by then.
-		if err := s.Accept(0, question.ID); err != nil {
 			return err
 		}
 		if to, ok := answersTo(question.Message); ok {

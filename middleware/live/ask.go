@@ -103,7 +103,7 @@ func (a *asker) open(ctx context.Context, ask func(ctx context.Context, conn *cl
 	return a.within(ctx, func(asking context.Context) (err error) {
 		a.session, err = a.place.Open(asking, func(oldbroker.Quirks) (link.ReplySource, error) {
 			_, err := declare.Apply(asking, a.conn.Management(), declare.Topology{Queues: []declare.Queue{passingQueue(a.queue, maxAnswers, maxAnswerBytes, answerLife)}})
-			return link.ReplySource{Queue: a.to, Links: 1, Credit: 200}, err
+			return link.ReplySource{Queue: a.to, Links: 1, Credit: 200, Settled: true}, err
 		})
 		if err != nil {
 			a.session = nil
@@ -207,7 +207,6 @@ func (c *collector) read(ctx context.Context, s link.ReplySession) error {
 		reply, err := s.Receive(ticking, 0)
 		if err == nil {
 			c.add(reply)
-			err = s.Accept(0, reply.ID)
 		}
 		switch {
 		case ctx.Err() != nil:

@@ -34,7 +34,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // scene is a broker in memory, in virtual time, with a queue.
 type scene struct {
 	testing.TB
-	broker *hopbacktest.Broker
+	broker *hopbacktest.Broker // nil: it is a real one
+	url    string
+	queue  string
 	conn   *client.Conn // of the person who asks
 	log    *lockedBuffer
 }
@@ -57,15 +59,24 @@ func (b *lockedBuffer) String() string {
 }
 
 func newScene(t testing.TB, cfg hopbacktest.Config) *scene {
-	s := &scene{TB: t, broker: hopbacktest.Start(t, cfg), log: &lockedBuffer{}}
-	s.conn = s.connect(s.broker.URL())
-	_, err := declare.Apply(t.Context(), s.conn.Management(), declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: "orders", DeadLetter: declare.Drop()}}})
-	require.NoError(t, err)
+	s := &scene{TB: t, broker: hopbacktest.Start(t, cfg), log: &lockedBuffer{}, queue: "orders"}
+	s.url = s.broker.URL()
+	s.declare()
 	return s
 }
 
+func (s *scene) declare() {
+	s.conn = s.connect(s.url)
+	_, err := declare.Apply(s.Context(), s.conn.Management(), declare.Topology{Queues: []declare.Queue{declare.QuorumQueue{Name: s.queue, DeadLetter: declare.Drop()}}})
+	require.NoError(s, err)
+}
+
 func (s *scene) connect(url string) *client.Conn {
-	conn, err := client.Connect(s.Context(), url, client.Config{Dial: s.broker.Dial, Logger: slog.New(slog.NewTextHandler(s.log, nil))})
+	cfg := client.Config{Logger: slog.New(slog.NewTextHandler(s.log, nil))}
+	if s.broker != nil {
+		cfg.Dial = s.broker.Dial
+	}
+	conn, err := client.Connect(s.Context(), url, cfg)
 	require.NoError(s, err)
 	s.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
@@ -73,7 +84,7 @@ func (s *scene) connect(url string) *client.Conn {
 
 // publish publishes n orders.
 func (s *scene) publish(n int, edit func(i int, m *client.Message)) {
-	p, err := client.NewPublisher[int](s.Context(), s.conn, address.Queue("orders"), client.PublisherConfig{})
+	p, err := client.NewPublisher[int](s.Context(), s.conn, address.Queue(s.queue), client.PublisherConfig{})
 	require.NoError(s, err)
 	defer func() { assert.NoError(s, p.Close(s.Context())) }()
 	all := make([]int, n)
@@ -96,7 +107,7 @@ type worker struct {
 
 // work starts a worker whose handlers run until release is closed, and then return what it holds.
 func (s *scene) work(host string, concurrency int, release <-chan error) worker {
-	conn := s.connect(s.broker.URL())
+	conn := s.connect(s.url)
 	return s.workOn(conn, host, concurrency, release)
 }
 
@@ -115,7 +126,7 @@ func (s *scene) workOn(conn *client.Conn, host string, concurrency int, release 
 	}))
 	done := make(chan error, 1)
 	go func() {
-		done <- conn.Consume(ctx, "orders", h, client.ConsumerConfig{Concurrency: concurrency, Prefetch: concurrency, Grace: time.Second})
+		done <- conn.Consume(ctx, s.queue, h, client.ConsumerConfig{Concurrency: concurrency, Prefetch: concurrency, Grace: time.Second})
 	}()
 	stop := sync.OnceFunc(func() {
 		cancel()

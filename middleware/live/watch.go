@@ -96,7 +96,6 @@ func (w *watch) round(ctx context.Context, s link.ReplySession) error {
 		reply, err := s.Receive(reading, 0)
 		if err == nil {
 			w.add(reply, time.Now())
-			err = s.Accept(0, reply.ID)
 		}
 		switch {
 		case ctx.Err() != nil:
