@@ -115,6 +115,7 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 			return done, silent
 		}
 		s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
+		s.glance(faults[:i])
 		heard, harms := s.heard.Load(), s.harms.Load()
 		s.step("fault %d: %s for %v", f.n, f.kind, f.lasts)
 		close(s.during[i])

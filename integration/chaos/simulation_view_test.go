@@ -93,6 +93,22 @@ func (s *simulation) openView(ctx context.Context) (end func()) {
 	}
 }
 
+// glance checks that the view shows the workers that there are, before the next fault. A worker that was refused a permission
+// may be missing for a while.
+func (s *simulation) glance(before []simFault) {
+	if s.view == nil || slices.ContainsFunc(before[max(len(before)-6, 0):], func(f simFault) bool { return f.kind == PermissionsGone }) {
+		return
+	}
+	is, want := s.view.compared()
+	if shown, there := slices.Sorted(maps.Keys(is)), slices.Sorted(maps.Keys(want)); !slices.Equal(shown, there) {
+		s.misshown("before the next fault, the view shows %q, and the workers are %q", shown, there)
+	}
+}
+
+func (s *simulation) misshown(format string, args ...any) {
+	s.wrong(Misshown, slices.IndexFunc(s.lanes, func(l *simLane) bool { return l.limit != nil }), format, args...)
+}
+
 // checkView waits until what is shown is what the workers do. All messages have been handled.
 func (s *simulation) checkView(ctx context.Context) {
 	if s.view == nil {
@@ -105,8 +121,7 @@ func (s *simulation) checkView(ctx context.Context) {
 		}
 	}
 	if ctx.Err() == nil {
-		i := slices.IndexFunc(s.lanes, func(l *simLane) bool { return l.limit != nil })
-		s.wrong(Misshown, i, "after %v, the view shows %v, and the workers say %v", shownWithin, is, want)
+		s.misshown("after %v, the view shows %v, and the workers say %v", shownWithin, is, want)
 	}
 }
 
