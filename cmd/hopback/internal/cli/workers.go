@@ -74,8 +74,8 @@ func fleetSnapshot(f live.Fleet, err error) snapshot {
 	return snapshot{value: f, text: func(text *strings.Builder) { fleetText(text, f, time.Now()) }}
 }
 
-// followAgain is how long follow waits after an error.
-const followAgain = 2 * time.Second
+// followPatience is how long workers have for their first answers, and how long follow waits after an error.
+const followPatience = 2 * time.Second
 
 // follow watches the workers until end is called. take waits for what is newer than its last result.
 func follow(ctx context.Context, conn *client.Conn) (take func(context.Context) snapshot, end func()) {
@@ -88,14 +88,19 @@ func follow(ctx context.Context, conn *client.Conn) (take func(context.Context) 
 		}
 		news <- s
 	}
-	done := make(chan struct{})
+	began, done := time.Now(), make(chan struct{})
 	go func() {
 		defer close(done)
 		for watching.Err() == nil {
-			if err := live.Watch(watching, conn, func(f live.Fleet) { show(fleetSnapshot(f, nil)) }); err != nil {
+			err := live.Watch(watching, conn, func(f live.Fleet) {
+				if len(f.Workers) > 0 || time.Since(began) >= followPatience {
+					show(fleetSnapshot(f, nil))
+				}
+			})
+			if err != nil {
 				show(fleetSnapshot(live.Fleet{}, err))
 				select {
-				case <-time.After(followAgain):
+				case <-time.After(followPatience):
 				case <-watching.Done():
 				}
 			}

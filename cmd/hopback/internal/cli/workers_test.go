@@ -94,9 +94,9 @@ func TestWorkersOnTheCommandLine(t *testing.T) {
 	})
 	assert.Equal(t, cli.Done, code, stderr)
 	assert.Contains(t, stdout, `"handled": 1,`, "it notices that the handler has returned")
-	r = run("--watch", "--timeout=1s")
-	assert.Equal(t, cli.Done, r.code, r.stderr)
-	assert.Contains(t, r.stdout, "host")
+	code, stdout, stderr = watching(t, w, []string{"workers", "--watch"}, nil, func(s string) bool { return strings.Contains(s, "1 worker, ") })
+	assert.Equal(t, cli.Done, code, stderr)
+	assert.Contains(t, stdout, "host")
 	assert.Equal(t, cli.Usage, run("orders").code)
 	assert.Equal(t, cli.Usage, run("--watch=1ms").code)
 }
