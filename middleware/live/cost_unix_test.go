@@ -144,7 +144,7 @@ func BenchmarkWatchOnRabbitMQ(b *testing.B) {
 	}()
 	all := s.workMany()
 	pid := pidOfBroker(b, target)
-	time.Sleep(30 * time.Second) // a RabbitMQ that has just started is busy
+	time.Sleep(90 * time.Second) // a RabbitMQ that has just started is busy
 	type cost struct{ broker, workers time.Duration }
 	const lasts = time.Minute
 	spent := map[string]cost{}
