@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -159,6 +160,10 @@ func (w *forwarder) Check(ctx context.Context, target string) (err error) {
 // forwardPause is the pause between attempts to forward to an address that takes
 // nothing.
 var forwardPause = backoff.Exponential{Min: 200 * time.Millisecond, Max: 5 * time.Second}
+
+// refusedPause is the same if a queue refuses a message that was sent to an exchange, which may have routed it to others: these
+// keep the message, so each attempt adds a copy.
+var refusedPause = backoff.Exponential{Min: forwardPause.Min, Max: time.Minute}
 
 const (
 	// forwardPeek is how often the forwards in flight are checked. One that is
@@ -376,9 +381,12 @@ func (w *forwarder) settled(s *forwardSender, f *pendingForward, err error) bool
 	if s.failures++; s.failures >= stalledAfter {
 		s.stall(err)
 	}
-	now := time.Now()
-	f.next = now.Add(forwardPause.Pause(f.failures))
-	s.next = now.Add(forwardPause.Pause(s.failures - 1))
+	now, pause := time.Now(), forwardPause
+	if errors.Is(err, failure.ErrRefused) && strings.HasPrefix(f.Target, "/exchanges/") {
+		pause = refusedPause
+	}
+	f.next = now.Add(pause.Pause(f.failures))
+	s.next = now.Add(pause.Pause(s.failures - 1))
 	w.park(s, f, err)
 	return false
 }

@@ -176,6 +176,11 @@ func (d *damage) bindForeign(kind Kind) (heal func()) {
 	if kind == ForeignFull {
 		from := time.Since(d.began)
 		d.l.breaks(from, 2*time.Minute+deadLetterRetry)
+		for _, l := range append(slices.Clone(d.lanes), d.strange) { // several may use the exchange
+			if l != nil {
+				l.ledger.Multiplies()
+			}
+		}
 		healed := d.full(name)
 		return func() {
 			if x.Type != declare.ExchangeHeaders { // RabbitMQ would keep its dead letters until it restarts: see kept

@@ -236,7 +236,9 @@ func (a *answerer) receive(ctx context.Context, s link.ReplySession) (link.Reply
 					a.report(refusedOnly(err))
 					continue
 				}
-				w.due = now.Add(w.every)
+				for !w.due.After(now) {
+					w.due = w.due.Add(w.every)
+				}
 			}
 			if w.due.Before(next) {
 				next = w.due
@@ -279,7 +281,9 @@ func (a *answerer) answerTo(ctx context.Context, to address.Address, question *c
 		w.until, w.every = now.Add(lasts), every
 		return nil
 	}
-	w = &watcher{to: to, every: every, until: now.Add(lasts), due: now.Add(mathrand.N(every))} // not all workers at the same time
+	// Not all workers answer at the same time, but those of one show do: then the broker, and who watches, wake up once
+	// for all of them.
+	w = &watcher{to: to, every: every, until: now.Add(lasts), due: now.Add(showEvery * mathrand.N(max(1, every/showEvery)))}
 	a.watchers[to.QueueName()] = w
 	return a.update(ctx, w, now)
 }

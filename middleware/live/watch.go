@@ -18,16 +18,17 @@ const (
 	// perShow is how many workers answer in that time: more of them answer less often, so that a large fleet doesn't cost
 	// more.
 	perShow = 50
-	// askEvery is how often Watch asks, for answers within askFor.
-	askEvery, askFor = 10 * time.Second, 20 * time.Second
+	// askEvery is how often Watch asks up to perAsk workers, for answers within twice that time. It asks more workers less
+	// often, down to every maxFor/2.
+	askEvery, perAsk = 10 * time.Second, 100
 	// slack is for how much longer than announced an answer may take.
 	slack = 3 * time.Second
 )
 
 // Watch calls show with what all workers do, about every 2 s until ctx ends, with less work for workers and broker than
 // repeated calls of [Ask]. Workers answer by themselves: when something has changed, up to 50 of them every 2 s, up to
-// 100 every 4 s, and so on; otherwise about every 6 s. So Watch notices within 10 s that a worker has started, and within
-// about 12 s that one is gone. show must be quick.
+// 100 every 4 s, and so on; otherwise about every 6 s. So Watch notices within 10 s that a worker has started, or 20 s if
+// there are over 100, and 30 s if there are over 200; and within about 12 s that one is gone. show must be quick.
 //
 // The errors are those of Ask, and nil if ctx has ended. After an error, call Watch again.
 func Watch(ctx context.Context, conn *client.Conn, show func(Fleet)) error {
@@ -50,7 +51,7 @@ func Watch(ctx context.Context, conn *client.Conn, show func(Fleet)) error {
 			break
 		}
 		show(w.fleet(time.Now()))
-		if waited := time.Since(w.asked); waited >= askEvery || len(w.known) == 0 && waited >= showEvery {
+		if w.mayAsk(time.Since(w.asked)) {
 			err = a.within(ctx, func(ctx context.Context) error { return w.ask(ctx, conn, a.to) })
 		}
 	}
@@ -63,6 +64,7 @@ func Watch(ctx context.Context, conn *client.Conn, show func(Fleet)) error {
 // watch is a call of Watch.
 type watch struct {
 	asked          time.Time
+	every, again   time.Duration     // between answers, and until the next question
 	known          map[string]*known // by ID
 	bytes          int               // of their answers
 	seen, received int               // answers and their bytes since the last show
@@ -79,8 +81,20 @@ type known struct {
 // ask asks for answers as often as the number of workers allows.
 func (w *watch) ask(ctx context.Context, conn *client.Conn, replyTo string) error {
 	w.asked = time.Now()
-	every := showEvery * time.Duration(max(1, (len(w.known)+perShow-1)/perShow))
-	return askWith(ctx, conn, replyTo, map[string]any{propertyEvery: every.Milliseconds(), propertyFor: askFor.Milliseconds()})
+	w.every, w.again = w.pace()
+	return askWith(ctx, conn, replyTo, map[string]any{propertyEvery: w.every.Milliseconds(), propertyFor: (2 * w.again).Milliseconds()})
+}
+
+// pace is how often so many workers answer, and are asked.
+func (w *watch) pace() (every, again time.Duration) {
+	times := func(per int) time.Duration { return time.Duration(max(1, (len(w.known)+per-1)/per)) }
+	return showEvery * times(perShow), min(askEvery*times(perAsk), maxFor/2)
+}
+
+// mayAsk reports whether it is time for a question. It asks earlier if there are more or fewer workers than before.
+func (w *watch) mayAsk(waited time.Duration) bool {
+	every, _ := w.pace()
+	return waited >= w.again || waited >= askEvery && every != w.every || len(w.known) == 0 && waited >= showEvery
 }
 
 // round reads answers for a while.
