@@ -94,9 +94,9 @@ func (s *simulation) openView(ctx context.Context) (end func()) {
 }
 
 // glance checks that the view shows the workers that there are, before the next fault. A worker that was refused a permission
-// may be missing for a while.
+// may be missing for a while. The first fault comes sooner than Watch notices workers that have started after its question.
 func (s *simulation) glance(before []simFault) {
-	if s.view == nil || slices.ContainsFunc(before[max(len(before)-6, 0):], func(f simFault) bool { return f.kind == PermissionsGone }) {
+	if s.view == nil || len(before) == 0 || slices.ContainsFunc(before[max(len(before)-6, 0):], func(f simFault) bool { return f.kind == PermissionsGone }) {
 		return
 	}
 	is, want := s.view.compared()
