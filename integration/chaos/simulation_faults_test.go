@@ -79,6 +79,7 @@ var mustBeNotified = map[Kind]bool{
 type simFault struct {
 	n     int // in the whole schedule
 	kind  Kind
+	idle  time.Duration // before it
 	lasts time.Duration
 	dice  *rand.Rand // what is left to chance
 }
@@ -94,6 +95,9 @@ func (s *simulation) schedule() []simFault {
 			r.Shuffle(len(bag), func(i, j int) { bag[i], bag[j] = bag[j], bag[i] })
 		}
 		f := simFault{n: i, kind: bag[0], lasts: 500*time.Millisecond + time.Duration(r.Int64N(int64(11*time.Second))), dice: rand.New(rand.NewPCG(s.Seed, 1000+uint64(i)))}
+		if f.idle = firstFault; s.Stretch > 1 { // half a day, and up to four
+			f.idle = min(time.Duration(rand.New(rand.NewPCG(s.Seed, 2000+uint64(i))).ExpFloat64()*float64(s.stretch(time.Minute))), s.stretch(8*time.Minute))
+		}
 		if d := lasting[f.kind]; d > 0 {
 			f.lasts = d
 		}
@@ -110,12 +114,13 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 	done, silent = map[Kind]int{}, map[Kind]int{}
 	for i, f := range faults {
 		s.hopeless()
-		backoff.Sleep(ctx, firstFault)
+		backoff.Sleep(ctx, f.idle)
 		if ctx.Err() != nil {
 			return done, silent
 		}
 		s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
 		s.glance(faults[:i])
+		s.use()
 		heard, harms := s.heard.Load(), s.harms.Load()
 		s.step("fault %d: %s for %v", f.n, f.kind, f.lasts)
 		close(s.during[i])
@@ -127,15 +132,15 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 		s.say("fault %d: %s is over", f.n, f.kind)
 		healed := time.Since(s.began)
 		done[f.kind]++
-		backoff.Sleep(ctx, calm)
-		after := healed + calm
+		backoff.Sleep(ctx, calm+3*(s.idleTimeout()-simIdle))
+		after := time.Since(s.began)
 		if f.kind == HalfOpen || f.kind == OneWay {
-			after = healed + zombie
+			after = healed + zombie + 3*(s.heartbeat()-time.Minute)
 		}
 		s.quiet = append(s.quiet, span{after, after})
 		s.judge(i, f, s.heard.Load() != heard, s.harms.Load() > harms, silent)
 		close(s.after[i])
-		backoff.Sleep(ctx, sendingAfter)
+		backoff.Sleep(ctx, s.stretch(sendingAfter))
 	}
 	return done, silent
 }

@@ -29,9 +29,9 @@ func (l *simLane) wait(id uint32) time.Duration {
 	case 0:
 		return 0
 	case 1:
-		return span % (100 * time.Second)
+		return l.stretch(span % (100 * time.Second))
 	default:
-		return span % (10 * time.Second)
+		return l.stretch(span % (10 * time.Second))
 	}
 }
 
