@@ -150,7 +150,11 @@ func (l *listener) from(ctx context.Context, box declare.Topology, patience time
 		case err := <-ended:
 			return l.last.Load() > began.UnixNano(), err
 		case <-silence.C:
-			if last := l.last.Load(); time.Since(time.Unix(0, last)) > patience {
+			last := l.last.Load()
+			switch silent := time.Since(time.Unix(0, last)); {
+			case silent < 0: // the host's clock was set back
+				l.last.CompareAndSwap(last, time.Now().UnixNano())
+			case silent > patience:
 				cancel()
 				<-ended
 				return last > began.UnixNano(), nil

@@ -379,3 +379,17 @@ func TestMarks(t *testing.T) {
 		assert.True(t, markOf(1, hostile).known)
 	}
 }
+
+// A host's clock that is set back delays by no more than the limit that a silence is noticed.
+func TestASilenceIsNoticedAfterTheClockWasSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &consumer{}
+		s := k.listen(t.Context())
+		defer s.stop()
+		k.counts.delivered.Store(time.Now().Add(time.Hour).UnixNano()) // by the clock before
+		began := time.Now()
+		<-s.ctx.Done()
+		assert.ErrorIs(t, context.Cause(s.ctx), errQuiet)
+		assert.Less(t, time.Since(began), 2*silenceLimit)
+	})
+}
