@@ -101,6 +101,9 @@ func (s *simulation) schedule() []simFault {
 		if d := lasting[f.kind]; d > 0 {
 			f.lasts = d
 		}
+		if f.kind == Paused {
+			f.lasts = s.stretch(f.lasts)
+		}
 		bag = bag[1:]
 		if s.Only == nil || slices.Contains(s.Only, i) {
 			faults = append(faults, f)
@@ -309,7 +312,7 @@ func (s *simulation) shiftClock(f simFault, l *simLane, w *simWorker) {
 		if r.IntN(2) == 0 {
 			by /= 600 // seconds
 		}
-		w.ahead.Store(int64(by))
+		w.ahead.Store(int64(s.stretch(by)))
 		w.drain(0)
 		return
 	}
@@ -320,8 +323,8 @@ func (s *simulation) shiftClock(f simFault, l *simLane, w *simWorker) {
 	// Its next retry is stamped with the current clock, and may wait once more when the
 	// worker has learned better.
 	from := time.Since(s.began)
-	l.broken = append(l.broken, span{from, from + clockRelearned})
-	w.ahead.Store(int64(by))
+	l.broken = append(l.broken, span{from, from + clockRelearned + l.script.delay(maxRetries-1)})
+	w.ahead.Store(int64(s.stretch(by)))
 }
 
 // clockRelearned is how long after a jump of its clock a worker may give a message the
