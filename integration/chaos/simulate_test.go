@@ -176,6 +176,20 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
+// Some days with faults that take the longest to be over, in which messages wait for hours and days. "make days" has
+// more of everything.
+func TestSimulateDays(t *testing.T) {
+	rep := simulate(t, Simulation{
+		Seed: 6, Messages: 60, Faults: 5, Stretch: 720, Lanes: []string{Scheduled, Recurring}, Without: []string{Stranger},
+		Kinds: []Kind{WorkerKilled, BrokerStopped, HalfOpen, ClockJumps, DelayDeleted},
+	})
+	assert.Empty(t, rep.Violations)
+	assert.Greater(t, rep.Virtual, 3*24*time.Hour)
+	assert.NotEmpty(t, rep.Usage)
+	assert.NotZero(t, rep.Recurred)
+	t.Logf("REPORT simulate: %.1f days; %v; then %v", rep.Virtual.Hours()/24, rep.Usage[0], rep.Usage[len(rep.Usage)-1])
+}
+
 func sorted(kinds map[Kind]int) string {
 	var all []string
 	for _, k := range slices.Sorted(maps.Keys(kinds)) {

@@ -55,7 +55,7 @@ func (s *simulation) checkUsage() {
 }
 
 // mayGrow is by how much the heap may grow in weeks.
-const mayGrow = 32 << 20
+const mayGrow = 64 << 20
 
 // heartbeat and idleTimeout are longer in a simulation of days: signs of life would take most of its time.
 func (c Simulation) heartbeat() time.Duration {
