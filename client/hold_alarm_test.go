@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -90,20 +91,21 @@ func TestWhatIsHeldForDaysBlocksNoOtherMessages(t *testing.T) {
 		p, err := client.NewPublisher[string](t.Context(), conn, address.Queue("orders"), client.PublisherConfig{})
 		require.NoError(t, err)
 		require.NoError(t, p.Publish(t.Context(), strings.Repeat("x", 5000)))
-		handled := 0
+		var handled atomic.Int64
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
 			ended <- conn.Consume(ctx, "orders", client.HandlerFunc(func(context.Context, *client.Delivery) error {
-				handled++
+				handled.Add(1)
 				return nil
 			}), client.ConsumerConfig{Prefetch: 1})
 		}()
 		for hour := range 48 {
 			require.NoError(t, p.Publish(t.Context(), "small"))
 			time.Sleep(time.Hour)
-			assert.Equal(t, hour+1, handled)
+			assert.EqualValues(t, hour+1, handled.Load())
 		}
+		time.Sleep(10 * time.Minute) // no delivery is revoked at the end
 		cancel()
 		require.NoError(t, <-ended)
 		assert.Equal(t, 1, broker.Queue("orders").Counts().Ready)
