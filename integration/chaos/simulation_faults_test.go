@@ -69,6 +69,9 @@ var lasting = map[Kind]time.Duration{
 	ForeignBinding: time.Minute, ForeignFull: time.Minute, AlarmAtStart: 3 * time.Minute, HandlersHang: 2 * time.Minute, Resharded: 3 * time.Minute, Poisoned: time.Minute, Paused: time.Minute, GroupPaused: time.Minute,
 }
 
+// stretched are the faults that last for hours in a simulation of days.
+var stretched = []Kind{Refuse, BrokerKilled, BrokerStopped, MemoryAlarm, DiskAlarm, WorkerKilled, WorkerDrained, PolicyDeleted, Paused}
+
 // mustBeNotified are the faults that must be reported if they hit something.
 var mustBeNotified = map[Kind]bool{
 	EverythingReset: true, ConnectionsBlowUp: true, HalfOpen: true, Refuse: true, BrokerKilled: true, BrokerStopped: true,
@@ -101,7 +104,7 @@ func (s *simulation) schedule() []simFault {
 		if d := lasting[f.kind]; d > 0 {
 			f.lasts = d
 		}
-		if f.kind == Paused {
+		if slices.Contains(stretched, f.kind) {
 			f.lasts = s.stretch(f.lasts)
 		}
 		bag = bag[1:]
