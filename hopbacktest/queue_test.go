@@ -162,7 +162,7 @@ func TestConfigIsChecked(t *testing.T) {
 	require.Error(t, err)
 }
 
-// With heartbeats an hour apart, a day takes a connection a few dozen frames, and nobody takes it for lost.
+// With heartbeats an hour apart, a day takes a connection a few dozen frames, and neither end considers it lost.
 func TestHeartbeatsAreConfigured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := hopbacktest.Start(t, hopbacktest.Config{Heartbeat: time.Hour})
