@@ -271,8 +271,8 @@ func (s *simulation) operateGroup(ctx context.Context, f simFault) (heal func(),
 		case <-ctx.Done():
 			<-finished
 			return
-		case <-time.After(30 * time.Minute):
-			s.wrong(ViolationStuck, l.n, "Reshard from %d to %d partitions hasn't ended after half an hour", from.Partitions, to.Partitions)
+		case <-time.After(s.stretch(simPatience)): // it waits for keys whose messages wait for a retry
+			s.wrong(ViolationStuck, l.n, "Reshard from %d to %d partitions hasn't ended after %v", from.Partitions, to.Partitions, s.stretch(simPatience))
 			s.giveUp()
 			<-finished
 			return
