@@ -38,9 +38,9 @@ const (
 // listen calls hear with each beat of the group until ctx ends. It returns when there is a mailbox, or
 // when alarms reports that the broker can't be asked for one until its alarm is over. fail is called if it can't go on. What beats come from a queue that can be lost: its node may be down,
 // and somebody may delete its binding or the exchange, which no consumer notices. So if there are no
-// beats, another queue takes its place.
-func (g Group) listen(ctx, starting context.Context, conn *client.Conn, hear func(beat), fail context.CancelCauseFunc, alarms inside.Alarms) (stop func(), err error) {
-	l := &listener{group: g, conn: conn, hear: hear, fail: fail}
+// beats, another queue takes its place, unless none are expected yet: waits reports that, and may be nil.
+func (g Group) listen(ctx, starting context.Context, conn *client.Conn, hear func(beat), fail context.CancelCauseFunc, alarms inside.Alarms, waits func() bool) (stop func(), err error) {
+	l := &listener{group: g, conn: conn, hear: hear, fail: fail, waits: waits}
 	box := g.mailbox()
 	_, pending, err := startcheck.Check[struct{}]{
 		Run:    func(ctx context.Context) (struct{}, error) { return struct{}{}, l.apply(ctx, box) },
@@ -74,6 +74,7 @@ type listener struct {
 	conn  *client.Conn
 	hear  func(beat)
 	fail  context.CancelCauseFunc
+	waits func() bool  // no worker of the group sends beats yet; nil: all do
 	last  atomic.Int64 // when it heard the last beat, in Unix nanoseconds
 }
 
@@ -152,7 +153,7 @@ func (l *listener) from(ctx context.Context, box declare.Topology, patience time
 		case <-silence.C:
 			last := l.last.Load()
 			switch silent := time.Since(time.Unix(0, last)); {
-			case silent < 0: // the host's clock was set back
+			case silent < 0 /* the host's clock was set back */, l.waits != nil && l.waits():
 				l.last.CompareAndSwap(last, time.Now().UnixNano())
 			case silent > patience:
 				cancel()
@@ -170,7 +171,7 @@ func (w *worker) join(ctx, heard context.Context, conn *client.Conn, fail contex
 	if err != nil {
 		return nil, err
 	}
-	hangUp, err := w.group.listen(heard, ctx, conn, func(b beat) { w.do(func() { w.hear(b) }) }, fail, inside.Of(conn))
+	hangUp, err := w.group.listen(heard, ctx, conn, func(b beat) { w.do(func() { w.hear(b) }) }, fail, inside.Of(conn), w.waits.Load)
 	if err != nil {
 		return nil, errors.Join(err, p.Close(ctx))
 	}
