@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/loglines"
 	"github.com/hopback/hopback/internal/startcheck"
 )
 
@@ -98,6 +99,7 @@ func (l *listener) run(ctx context.Context, box declare.Topology) {
 			_, _ = declare.DeleteQueue(ctx, l.conn.Management(), name)
 		})
 	}
+	var silence, refusal loglines.Outage
 	for patience, first := deaf, true; ; first = false {
 		heard, err := l.from(ctx, box, patience)
 		if err != nil && (first || errors.Is(err, client.ErrClosed)) {
@@ -109,19 +111,20 @@ func (l *listener) run(ctx context.Context, box declare.Topology) {
 			return
 		}
 		if patience = min(2*patience, maxDeaf); heard {
-			patience = deaf
+			patience, silence = deaf, loglines.Outage{}
 		}
-		log.Warn("hopback: no beat of the group's workers has come, not even this worker's; it listens on another queue", "queue", nameOf(box), "error", err)
+		log.Log(ctx, silence.Level(time.Now()), "hopback: no beat of the group's workers has come, not even this worker's; it listens on another queue", "queue", nameOf(box), "error", err)
 		next := l.group.mailbox()
 		applying, done := context.WithTimeout(ctx, mailboxLimit)
 		err = l.apply(applying, next)
 		done()
 		if err != nil {
 			if ctx.Err() == nil {
-				log.Warn("hopback: a queue for the beats of the group's workers can't be declared; trying again", "error", err)
+				log.Log(ctx, refusal.Level(time.Now()), "hopback: a queue for the beats of the group's workers can't be declared; trying again", "error", err)
 			}
 			continue
 		}
+		refusal = loglines.Outage{}
 		remove()
 		box = next
 	}
