@@ -115,12 +115,18 @@ func TestWhatIsHeldForDaysBlocksNoOtherMessages(t *testing.T) {
 
 // lines is a log.
 type lines struct {
-	mu sync.Mutex
-	strings.Builder
+	mu   sync.Mutex
+	text strings.Builder
 }
 
 func (l *lines) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.Builder.Write(b)
+	return l.text.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }

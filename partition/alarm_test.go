@@ -127,7 +127,7 @@ func TestALaterGenerationWaitsForTheEndOfAnAlarm(t *testing.T) {
 func TestAnAlarmOfADayIsFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
-		var log strings.Builder
+		var log syncBuffer
 		conn, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		require.NoError(t, err)
 		g := partition.Group{Name: "orders", Partitions: 1}

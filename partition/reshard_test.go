@@ -91,7 +91,7 @@ func TestReshardingKeepsTheOrder(t *testing.T) {
 func TestWorkersWaitForReshardQuietly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broker := hopbacktest.Start(t, hopbacktest.Config{})
-		var log strings.Builder
+		var log syncBuffer
 		conn, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 		require.NoError(t, err)
 		from, to := partition.Group{Name: "orders", Partitions: 2}, partition.Group{Name: "orders", Partitions: 3, Generation: 2}
