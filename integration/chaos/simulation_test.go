@@ -524,6 +524,9 @@ func (s *simulation) checkRetries(l *simLane) {
 			if !s.isQuiet(due, due) || l.isBroken(due) {
 				continue
 			}
+			if failed := due - delay; s.Stretch > 1 && !s.isQuiet(failed, failed) {
+				continue // a fault may have held its copy for an hour
+			}
 			s.due++
 			if l.waitedElsewhere(due, ms(first[k+1])-ms(first[k])) || l.isNoisy(uint32(id)) {
 				continue
