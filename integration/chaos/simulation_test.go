@@ -545,7 +545,7 @@ func (l *simLane) waitedElsewhere(due, waited time.Duration) bool {
 	if !slices.ContainsFunc(l.broken, func(q span) bool { return q.from <= due && due <= q.to+l.stretch(10*time.Minute) }) {
 		return false
 	}
-	return slices.ContainsFunc(l.script.Delays[:], func(d time.Duration) bool { return d <= waited && waited <= d+time.Second })
+	return slices.ContainsFunc(l.script.Delays[:], func(d time.Duration) bool { return d <= waited+ms(earlyTolerance) && waited <= d+time.Second })
 }
 
 // isQuiet says that nothing was broken from one time to another, and for as long as something may take.
