@@ -101,6 +101,10 @@ bench: ## Compare with other clients on a private broker, and write integration/
 simulate: ## Inject 10,000 faults into a RabbitMQ in memory, in virtual time, in about ten minutes; SIMULATEFLAGS="-simulate.seed 7 -simulate.seeds 1" repeats a schedule
 	@GOGC=800 GOMEMLIMIT=2GiB $(GO) test -count=1 -timeout=0 -v -run '^TestSimulate$$' ./integration/chaos -args -simulate.versions 4.3.6,4.0.5,4.4.0 -simulate.seeds 67 -simulate.messages 5100 -simulate.faults 50 $(SIMULATEFLAGS) | grep -v -e '^=== ' -e '--- PASS'
 
+.PHONY: days
+days: ## Simulate 1,000 days with 1,500 faults, hours to days apart, in about an hour; SIMULATEFLAGS="-simulate.seed 7 -simulate.seeds 1" repeats a month
+	@GOGC=800 GOMEMLIMIT=2GiB $(GO) test -count=1 -timeout=0 -v -run '^TestSimulate$$' ./integration/chaos -args -simulate.stretch 720 -simulate.versions 4.3.6,4.0.5,4.4.0 -simulate.seeds 11 -simulate.messages 1500 -simulate.faults 48 $(SIMULATEFLAGS) | grep -v -e '^=== ' -e '--- PASS'
+
 .PHONY: planted
 planted: ## Plant 24 bugs in hopback, and check that simulations find each within a minute
 	@GOGC=400 $(GO) test -count=1 -v -run '^TestPlantedFaultsAreFound$$' ./integration/chaos -args -simulate.planted | grep -v '^=== '

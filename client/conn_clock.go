@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/internal/brokerclock"
 	"github.com/hopback/hopback/internal/failure"
 	"github.com/hopback/hopback/internal/link"
+	"github.com/hopback/hopback/internal/loglines"
 )
 
 const (
@@ -34,6 +35,8 @@ const (
 type brokerClock struct {
 	// turn is held by the caller that asks. It is nil until the first one.
 	turn chan struct{}
+	// unanswered is for who holds turn.
+	unanswered loglines.Outage
 	// ask is Conn.askTime, but in tests.
 	ask func(context.Context, *link.Wire) (brokerclock.Reading, error)
 
@@ -114,8 +117,10 @@ func (c *Conn) readClockSince(ctx context.Context, since time.Time) (brokerclock
 		if c.pool.HasLost(w) {
 			return brokerclock.Reading{}, failure.NewError("read the broker's time", "", failure.ErrConnectionLost, err)
 		}
-		c.log.Warn("hopback: the broker's time can't be read", "error", err)
 		r.Own = time.Now()
+		c.log.Log(ctx, b.unanswered.Level(r.Own), "hopback: the broker's time can't be read", "error", err)
+	} else {
+		b.unanswered = loglines.Outage{}
 	}
 	return b.learn(w, r, err, since)
 }

@@ -216,6 +216,9 @@ func (ds *deliveries) forget(d *delivery, then *followUps) {
 	if next := ds.isolation.settled(d); next != nil {
 		ds.line(next, then)
 	}
+	if len(ds.unreadable) > 0 { // the broker has revoked d, and delivers its message again
+		ds.unreadable = slices.DeleteFunc(ds.unreadable, func(u unreadable) bool { return u.delivery == d })
+	}
 	then.nudge = then.nudge || d.back.Load()
 	d.settled = true
 	switch {
@@ -279,6 +282,10 @@ type unreadable struct {
 func (ds *deliveries) keepUnreadable(d *delivery, err error, unknown bool) (ask bool) {
 	var then followUps
 	ds.mu.Lock()
+	if d.settled { // the broker has revoked it
+		ds.mu.Unlock()
+		return false
+	}
 	ds.unreadable = append(ds.unreadable, unreadable{d, err})
 	ask = unknown && !ds.asking
 	ds.asking = ds.asking || ask

@@ -525,8 +525,9 @@ func (rs *results) unreadable(a link.Arrival) error {
 
 // hold processes a message that can't be decoded or is too large, so that no handler can handle it. It
 // dead-letters the original bytes if the queue is known to have a dead-letter exchange. Without
-// one, the queue would drop the message; so hold keeps it unsettled until the consumer stops. If the broker
-// doesn't answer, as in an alarm, hold keeps it until it does.
+// one, the queue would drop the message; so hold keeps it unsettled until the consumer stops, or until the broker
+// revokes it after the consumer timeout and delivers it again. If the broker doesn't answer, as in an alarm, hold
+// keeps it until it does.
 func (rs *results) hold(d *delivery, a link.Arrival) {
 	err := rs.unreadable(a)
 	rs.holding.Go(func() {

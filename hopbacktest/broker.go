@@ -32,6 +32,10 @@ type Config struct {
 	// DeadLetterRetry is how long a queue with at-least-once dead-lettering waits for a confirm
 	// before it publishes a dead letter again. Default: 180 s.
 	DeadLetterRetry time.Duration
+	// Heartbeat is RabbitMQ's setting heartbeat, in whole seconds: the broker closes a connection that has been
+	// silent for two to three times as long. Increase it together with [client.Config].IdleTimeout if a test lets
+	// days pass: heartbeats take most of its time. Default: 60 s.
+	Heartbeat time.Duration
 	// MaxMessageSize is the maximum size of a message in bytes. Default: 16 MiB.
 	MaxMessageSize int
 	// MaxMessages and MaxBytes limit all queues together. The broker rejects messages beyond
@@ -76,14 +80,11 @@ type Broker struct {
 
 // New starts a Broker. The caller closes it with [Broker.Close]. In a test, use [Start] instead.
 // If a field of cfg is invalid, the error is an [*argument.Error].
-func New(cfg Config) (*Broker, error) { return newBroker(cfg, 0) }
-
-// newBroker is New with another timeout for silent clients.
-func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
+func New(cfg Config) (*Broker, error) {
 	if cfg.Version != "" && !slices.Contains([]string{"4.4.0", "4.3.6", "4.0.5"}, cfg.Version) {
 		return nil, argument.New("Config.Version", cfg.Version, "isn't supported", `use "4.4.0", "4.3.6", or "4.0.5"`)
 	}
-	if cfg.ConsumerTimeout < 0 || cfg.DeadLetterRetry < 0 || cfg.MaxMessageSize < 0 || cfg.MaxMessages < 0 || cfg.MaxBytes < 0 {
+	if cfg.ConsumerTimeout < 0 || cfg.DeadLetterRetry < 0 || cfg.Heartbeat < 0 || cfg.MaxMessageSize < 0 || cfg.MaxMessages < 0 || cfg.MaxBytes < 0 {
 		return nil, argument.New("Config", nil, "has a negative time or limit", "use a positive one, or 0 for the default")
 	}
 	ec := engine.Config{
@@ -101,7 +102,7 @@ func newBroker(cfg Config, heartbeat time.Duration) (*Broker, error) {
 	if b.log == nil {
 		b.log = func(string) {}
 	}
-	wc := wire.Config{Engine: e, Heartbeat: heartbeat, MaxMessageSize: cfg.MaxMessageSize, Log: func(c *wire.Conn, text string) {
+	wc := wire.Config{Engine: e, Heartbeat: cfg.Heartbeat, MaxMessageSize: cfg.MaxMessageSize, Log: func(c *wire.Conn, text string) {
 		b.log(fmt.Sprintf("connection %d: %s", c.ID(), text))
 	}}
 	if cfg.OnConnect != nil {

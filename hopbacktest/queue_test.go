@@ -145,7 +145,7 @@ func TestAMessageIsFoundByItsID(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
-	for _, cfg := range []hopbacktest.Config{{Version: "3.13.0"}, {ConsumerTimeout: -1}, {MaxBytes: -1}} {
+	for _, cfg := range []hopbacktest.Config{{Version: "3.13.0"}, {ConsumerTimeout: -1}, {Heartbeat: -1}, {MaxBytes: -1}} {
 		_, err := hopbacktest.New(cfg)
 		var bad *argument.Error
 		require.ErrorAs(t, err, &bad)
@@ -160,6 +160,19 @@ func TestConfigIsChecked(t *testing.T) {
 	require.Error(t, err)
 	_, err = b.Listen("127.0.0.1:0")
 	require.Error(t, err)
+}
+
+// With heartbeats an hour apart, a day takes a connection a few dozen frames, and neither end considers it lost.
+func TestHeartbeatsAreConfigured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := hopbacktest.Start(t, hopbacktest.Config{Heartbeat: time.Hour})
+		conn := connect(t, b, client.Config{IdleTimeout: time.Hour})
+		one := b.Connections()[0]
+		time.Sleep(24 * time.Hour)
+		assert.Equal(t, one.Info().ID, b.Connections()[0].Info().ID, "it is still the same")
+		assert.Less(t, one.Frames(hopbacktest.DirectionFromClient), 200)
+		require.NoError(t, conn.Close(t.Context()))
+	})
 }
 
 func TestUsersAndPermissions(t *testing.T) {

@@ -113,8 +113,10 @@ func (r *run) play(ctx context.Context) (err error) {
 	if cfg.MaxEvents == 0 {
 		cfg.MaxEvents = 10_000 + 200*len(r.Messages)
 	}
-	// Heartbeats have no use here, and a year would have many of them.
-	if r.broker, err = newBroker(cfg, 24*time.Hour); err != nil {
+	if cfg.Heartbeat == 0 { // heartbeats have no use here, and a year would have many of them
+		cfg.Heartbeat = 24 * time.Hour
+	}
+	if r.broker, err = New(cfg); err != nil {
 		return err
 	}
 	defer r.broker.Close()

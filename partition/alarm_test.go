@@ -1,8 +1,10 @@
 package partition_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,7 +12,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/health"
+	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/integration/partitionrig"
 	"github.com/hopback/hopback/partition"
 )
@@ -116,5 +120,35 @@ func TestALaterGenerationWaitsForTheEndOfAnAlarm(t *testing.T) {
 		s.completed(t)
 		require.NoError(t, w.Leave())
 		s.right(t)
+	})
+}
+
+// In an alarm that lasts for a day, a worker that hears nobody says so about once an hour.
+func TestAnAlarmOfADayIsFewLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broker := hopbacktest.Start(t, hopbacktest.Config{})
+		var log syncBuffer
+		conn, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		require.NoError(t, err)
+		g := partition.Group{Name: "orders", Partitions: 1}
+		apply(t, conn, g)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			ended <- partition.Consume(ctx, conn, g, client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil }), partition.Config{})
+		}()
+		time.Sleep(time.Minute)
+		broker.SetMemoryAlarm(true)
+		time.Sleep(24 * time.Hour)
+		broker.SetMemoryAlarm(false)
+		time.Sleep(time.Minute)
+		stop()
+		require.NoError(t, <-ended)
+		require.NoError(t, conn.Close(t.Context()))
+		for _, line := range []string{"no beat of the group's workers", "a queue for the beats of the group's workers can't be declared"} {
+			n := strings.Count(log.String(), line)
+			assert.GreaterOrEqual(t, n, 24, line)
+			assert.Less(t, n, 40, line)
+		}
 	})
 }

@@ -181,6 +181,7 @@ func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *cl
 	in := inside.Of(conn)
 	heard, hangUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer hangUp()
+	w.waits.Store(w.group.Generation > 1)
 	var leave func()
 	err := in.Start(ctx, w.group.Name, func() (err error) {
 		leave, err = w.join(ctx, heard, conn, fail)
@@ -196,6 +197,7 @@ func (w *worker) run(ctx context.Context, fail context.CancelCauseFunc, conn *cl
 		leave()
 		return failure(ctx)
 	}
+	w.waits.Store(false)
 	w.ctx, w.fail = ctx, fail
 	w.pausable = &inside.Group{Name: w.group.Name, Pausing: &w.control, Life: ctx}
 	w.seals.ask = func() (string, error) {

@@ -108,7 +108,7 @@ func (g Group) ask(ctx context.Context, conn *client.Conn) (map[int]string, erro
 		case beats <- b:
 		case <-asking.Done():
 		}
-	}, fail, nil)
+	}, fail, nil, nil)
 	if err != nil {
 		return nil, err
 	}

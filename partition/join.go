@@ -13,6 +13,7 @@ import (
 	"github.com/hopback/hopback/declare"
 	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/inside"
+	"github.com/hopback/hopback/internal/loglines"
 	"github.com/hopback/hopback/internal/startcheck"
 )
 
@@ -38,9 +39,9 @@ const (
 // listen calls hear with each beat of the group until ctx ends. It returns when there is a mailbox, or
 // when alarms reports that the broker can't be asked for one until its alarm is over. fail is called if it can't go on. What beats come from a queue that can be lost: its node may be down,
 // and somebody may delete its binding or the exchange, which no consumer notices. So if there are no
-// beats, another queue takes its place.
-func (g Group) listen(ctx, starting context.Context, conn *client.Conn, hear func(beat), fail context.CancelCauseFunc, alarms inside.Alarms) (stop func(), err error) {
-	l := &listener{group: g, conn: conn, hear: hear, fail: fail}
+// beats, another queue takes its place, unless none are expected yet: waits reports that, and may be nil.
+func (g Group) listen(ctx, starting context.Context, conn *client.Conn, hear func(beat), fail context.CancelCauseFunc, alarms inside.Alarms, waits func() bool) (stop func(), err error) {
+	l := &listener{group: g, conn: conn, hear: hear, fail: fail, waits: waits}
 	box := g.mailbox()
 	_, pending, err := startcheck.Check[struct{}]{
 		Run:    func(ctx context.Context) (struct{}, error) { return struct{}{}, l.apply(ctx, box) },
@@ -74,6 +75,7 @@ type listener struct {
 	conn  *client.Conn
 	hear  func(beat)
 	fail  context.CancelCauseFunc
+	waits func() bool  // no worker of the group sends beats yet; nil: all do
 	last  atomic.Int64 // when it heard the last beat, in Unix nanoseconds
 }
 
@@ -97,6 +99,7 @@ func (l *listener) run(ctx context.Context, box declare.Topology) {
 			_, _ = declare.DeleteQueue(ctx, l.conn.Management(), name)
 		})
 	}
+	var silence, refusal loglines.Outage
 	for patience, first := deaf, true; ; first = false {
 		heard, err := l.from(ctx, box, patience)
 		if err != nil && (first || errors.Is(err, client.ErrClosed)) {
@@ -108,19 +111,20 @@ func (l *listener) run(ctx context.Context, box declare.Topology) {
 			return
 		}
 		if patience = min(2*patience, maxDeaf); heard {
-			patience = deaf
+			patience, silence = deaf, loglines.Outage{}
 		}
-		log.Warn("hopback: no beat of the group's workers has come, not even this worker's; it listens on another queue", "queue", nameOf(box), "error", err)
+		log.Log(ctx, silence.Level(time.Now()), "hopback: no beat of the group's workers has come, not even this worker's; it listens on another queue", "queue", nameOf(box), "error", err)
 		next := l.group.mailbox()
 		applying, done := context.WithTimeout(ctx, mailboxLimit)
 		err = l.apply(applying, next)
 		done()
 		if err != nil {
 			if ctx.Err() == nil {
-				log.Warn("hopback: a queue for the beats of the group's workers can't be declared; trying again", "error", err)
+				log.Log(ctx, refusal.Level(time.Now()), "hopback: a queue for the beats of the group's workers can't be declared; trying again", "error", err)
 			}
 			continue
 		}
+		refusal = loglines.Outage{}
 		remove()
 		box = next
 	}
@@ -150,7 +154,11 @@ func (l *listener) from(ctx context.Context, box declare.Topology, patience time
 		case err := <-ended:
 			return l.last.Load() > began.UnixNano(), err
 		case <-silence.C:
-			if last := l.last.Load(); time.Since(time.Unix(0, last)) > patience {
+			last := l.last.Load()
+			switch silent := time.Since(time.Unix(0, last)); {
+			case silent < 0 /* the host's clock was set back */, l.waits != nil && l.waits():
+				l.last.CompareAndSwap(last, time.Now().UnixNano())
+			case silent > patience:
 				cancel()
 				<-ended
 				return last > began.UnixNano(), nil
@@ -166,7 +174,7 @@ func (w *worker) join(ctx, heard context.Context, conn *client.Conn, fail contex
 	if err != nil {
 		return nil, err
 	}
-	hangUp, err := w.group.listen(heard, ctx, conn, func(b beat) { w.do(func() { w.hear(b) }) }, fail, inside.Of(conn))
+	hangUp, err := w.group.listen(heard, ctx, conn, func(b beat) { w.do(func() { w.hear(b) }) }, fail, inside.Of(conn), w.waits.Load)
 	if err != nil {
 		return nil, errors.Join(err, p.Close(ctx))
 	}

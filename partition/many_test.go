@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +20,7 @@ func TestManyWorkersSendFewerBeats(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			workers := make([]*worker, n)
 			stops := make([]chan struct{}, n)
-			var beats int
+			var beats atomic.Int64
 			sent := make(chan beat, 10*n)
 			ctx, cancel := context.WithCancel(t.Context())
 			for i := range workers {
@@ -41,7 +42,7 @@ func TestManyWorkersSendFewerBeats(t *testing.T) {
 			go func() { // the exchange
 				defer close(all)
 				for b := range sent {
-					beats++
+					beats.Add(1)
 					for _, w := range workers {
 						w.do(func() { w.hear(b) })
 					}
@@ -62,17 +63,20 @@ func TestManyWorkersSendFewerBeats(t *testing.T) {
 			}
 			time.Sleep(time.Minute)
 			synctest.Wait()
-			before := beats
+			before := beats.Load()
 			time.Sleep(time.Minute)
 			synctest.Wait()
-			assert.LessOrEqual(t, beats-before, 60*min(n, maxBeats+maxBeats/8), "beats in a minute")
-			assert.GreaterOrEqual(t, beats-before, 60*min(n, maxBeats/2))
+			inAMinute := beats.Load() - before
+			assert.LessOrEqual(t, inAMinute, int64(60*min(n, maxBeats+maxBeats/8)))
+			assert.GreaterOrEqual(t, inAMinute, int64(60*min(n, maxBeats/2)))
 			for _, w := range workers {
 				assert.Equal(t, n-1, known(w))
 			}
 
+			every := make(chan int, 1)
+			workers[1].do(func() { every <- int(workers[1].members.every()) })
 			close(stops[0]) // it is gone without a word
-			time.Sleep(2*gone*time.Duration(workers[1].members.every()) + time.Second)
+			time.Sleep(2*gone*time.Duration(<-every) + time.Second)
 			for _, w := range workers[1:] {
 				assert.Equal(t, n-2, known(w))
 			}

@@ -152,7 +152,7 @@ func (g Group) newDrain(ctx context.Context, conn *client.Conn, seal string, pro
 		case d.reports <- b.Drained:
 		case <-ctx.Done():
 		}
-	}, fail, nil)
+	}, fail, nil, nil)
 	if err != nil {
 		fail(nil)
 		return nil, err

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -15,6 +18,7 @@ import (
 
 	"github.com/hopback/hopback/client"
 	"github.com/hopback/hopback/declare"
+	"github.com/hopback/hopback/hopbacktest"
 	"github.com/hopback/hopback/integration/explore"
 	"github.com/hopback/hopback/integration/partitionrig"
 	"github.com/hopback/hopback/partition"
@@ -80,6 +84,32 @@ func TestReshardingKeepsTheOrder(t *testing.T) {
 		require.NoError(t, err)
 		_, err = declare.Apply(t.Context(), s.conn.Management(), topology)
 		require.ErrorIs(t, err, declare.ErrConflict, "the old generation can't come back")
+	})
+}
+
+// Workers of the next generation may wait for Reshard for as long as they like, without a warning.
+func TestWorkersWaitForReshardQuietly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broker := hopbacktest.Start(t, hopbacktest.Config{})
+		var log syncBuffer
+		conn, err := client.Connect(t.Context(), broker.URL(), client.Config{Dial: broker.Dial, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+		require.NoError(t, err)
+		from, to := partition.Group{Name: "orders", Partitions: 2}, partition.Group{Name: "orders", Partitions: 3, Generation: 2}
+		ctx, stop := context.WithCancel(t.Context())
+		var working sync.WaitGroup
+		for _, g := range []partition.Group{from, to} {
+			apply(t, conn, g)
+			working.Go(func() {
+				assert.NoError(t, partition.Consume(ctx, conn, g, client.HandlerFunc(func(context.Context, *client.Delivery) error { return nil }), partition.Config{}))
+			})
+		}
+		time.Sleep(time.Hour)
+		require.NoError(t, partition.Reshard(t.Context(), conn, from, to, partition.ReshardConfig{}))
+		time.Sleep(time.Minute)
+		stop()
+		working.Wait()
+		require.NoError(t, conn.Close(t.Context()))
+		assert.Empty(t, strings.Count(log.String(), "level=WARN"), "%.500s", log.String())
 	})
 }
 

@@ -24,7 +24,8 @@ type worker struct {
 	inner client.Handler
 	log   *slog.Logger
 	self  string
-	beat  beat // Worker and Born
+	beat  beat        // Worker and Born
+	waits atomic.Bool // for Reshard; no worker of the generation sends beats
 	slots chan struct{}
 	trial chan struct{} // has room for one: the message that is tried alone
 	// reserved is the partition that trial is reserved for; nil: none.

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/hopback/hopback/internal/loglines"
 )
 
 // saver saves positions in parallel with the handler: one at a time, and always the newest.
@@ -94,6 +96,7 @@ func (s *saver) run(ctx context.Context) {
 	<-timer.C
 	defer timer.Stop()
 	failures := 0
+	var outage loglines.Outage
 	for {
 		select {
 		case <-ctx.Done():
@@ -111,7 +114,7 @@ func (s *saver) run(ctx context.Context) {
 		}
 		if err := s.save(ctx, saveTimeout, false); err != nil {
 			if ctx.Err() == nil {
-				s.log.Warn("hopback: saving a stream consumer's position failed; trying again", "stream", s.stream, "consumer", s.consumer, "error", err)
+				s.log.Log(ctx, outage.Level(time.Now()), "hopback: saving a stream consumer's position failed; trying again", "stream", s.stream, "consumer", s.consumer, "error", err)
 			}
 			pause := min(saveRetryMin<<min(failures, 10), saveRetryMax)
 			failures++
@@ -124,7 +127,7 @@ func (s *saver) run(ctx context.Context) {
 			}
 			continue
 		}
-		failures = 0
+		failures, outage = 0, loglines.Outage{}
 		switch left := s.pending(); {
 		case left >= s.every:
 			timer.Reset(0)

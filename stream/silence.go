@@ -69,7 +69,7 @@ func (k *consumer) listen(ctx context.Context) *silence {
 	began := time.Now()
 	s.timer = time.AfterFunc(s.limit, func() {
 		since := time.Unix(0, k.counts.delivered.Load())
-		if since.Before(began) {
+		if since.Before(began) || since.After(time.Now()) { // in the latter case, the host's clock was set back
 			since = began
 		}
 		if left := s.limit - time.Since(since); left > 0 {

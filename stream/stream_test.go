@@ -253,6 +253,28 @@ func TestSaver(t *testing.T) {
 	})
 }
 
+// unavailable is a store that isn't there.
+type unavailable struct{ MemoryStore }
+
+func (*unavailable) Save(context.Context, string, string, uint64) error {
+	return errors.New("unavailable")
+}
+
+func TestAStoreThatFailsForADayIsFewLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		cfg, err := Config{Consumer: "c", Offsets: &unavailable{}, Logger: slog.New(slog.NewTextHandler(&log, nil))}.withDefaults()
+		require.NoError(t, err)
+		s := newSaver("s", cfg)
+		s.handled(t.Context(), 1, mark{})
+		time.Sleep(24 * time.Hour)
+		require.Error(t, s.close())
+		n := strings.Count(log.String(), "saving a stream consumer's position failed")
+		assert.GreaterOrEqual(t, n, 24)
+		assert.Less(t, n, 35)
+	})
+}
+
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	cfg, err := Config{Attempts: 3, Backoff: retry.Delays(time.Second, time.Minute)}.withDefaults()
@@ -378,4 +400,18 @@ func TestMarks(t *testing.T) {
 	for _, hostile := range [][]byte{nil, {0}, {0, 0x53}, []byte("rubbish")} {
 		assert.True(t, markOf(1, hostile).known)
 	}
+}
+
+// A host's clock that is set back delays by no more than the limit that a silence is noticed.
+func TestASilenceIsNoticedAfterTheClockWasSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &consumer{}
+		s := k.listen(t.Context())
+		defer s.stop()
+		k.counts.delivered.Store(time.Now().Add(time.Hour).UnixNano()) // by the clock before
+		began := time.Now()
+		<-s.ctx.Done()
+		assert.ErrorIs(t, context.Cause(s.ctx), errQuiet)
+		assert.Less(t, time.Since(began), 2*silenceLimit)
+	})
 }

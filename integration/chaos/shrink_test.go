@@ -102,6 +102,9 @@ func explain(sim Simulation, rep *Simulated) string {
 func again(sim Simulation) string {
 	kinds := *simKinds
 	flags := fmt.Sprintf("-simulate.seed %d -simulate.seeds 1 -simulate.versions %s -simulate.messages %d -simulate.faults %d -simulate.kinds %s", sim.Seed, sim.Version, sim.Messages, sim.Faults, kinds)
+	if sim.Stretch > 1 {
+		flags += fmt.Sprint(" -simulate.stretch ", sim.Stretch)
+	}
 	if sim.Lanes != nil {
 		flags += " -simulate.lanes " + strings.Join(sim.Lanes, ",")
 	}

@@ -31,6 +31,7 @@ var (
 	simVersions = flag.String("simulate.versions", "4.3.6,4.0.5", "of RabbitMQ")
 	simMessages = flag.Int("simulate.messages", map[bool]int{false: 1600, true: 600}[explore.UnderRace], "with each seed")
 	simFaults   = flag.Int("simulate.faults", len(SimulatedKinds), "with each seed")
+	simStretch  = flag.Int("simulate.stretch", 1, "by how much what takes time is longer: 720 makes half a day of a minute")
 	simKinds    = flag.String("simulate.kinds", "all", fmt.Sprintf("of faults, separated by commas: some of %v", SimulatedKinds))
 	simOnly     = flag.String("simulate.only", "", "numbers of the faults that are done, separated by commas; all without")
 	simWithout  = flag.String("simulate.without", "", fmt.Sprintf("actors that are left out, separated by commas: some of %v", Actors))
@@ -111,8 +112,10 @@ func TestSimulate(t *testing.T) {
 			for i := range *simSeeds {
 				seed := *simSeed + uint64(i)
 				t.Run(fmt.Sprintf("%s-%d", version, seed), func(t *testing.T) {
-					t.Parallel()
-					sim := Simulation{Seed: seed, Version: version, Messages: *simMessages, Faults: *simFaults, Kinds: kinds, Only: only, Without: without, Lanes: lanes}
+					if *simStretch == 1 {
+						t.Parallel()
+					}
+					sim := Simulation{Seed: seed, Version: version, Messages: *simMessages, Faults: *simFaults, Stretch: *simStretch, Kinds: kinds, Only: only, Without: without, Lanes: lanes}
 					var out bytes.Buffer
 					sim.Out = &lockedWriter{w: &out}
 					if *simVerbose {
@@ -136,6 +139,9 @@ func TestSimulate(t *testing.T) {
 					}
 					for k, n := range rep.Count {
 						violations[k] += n
+					}
+					if n := len(rep.Usage); n > 0 {
+						t.Logf("REPORT simulate: RabbitMQ %s, seed %d: %v; then %v", version, seed, rep.Usage[0], rep.Usage[n-1])
 					}
 					for _, v := range rep.Violations {
 						t.Errorf("%s (%s)", v, rep.Names[v.Lane])
@@ -168,6 +174,20 @@ func TestSimulate(t *testing.T) {
 	if kinds == nil && only == nil {
 		assert.Len(t, faults, min(*simFaults, len(SimulatedKinds)))
 	}
+}
+
+// Some days with faults that take the longest to be over, in which messages wait for hours and days. "make days" has
+// more of everything.
+func TestSimulateDays(t *testing.T) {
+	rep := simulate(t, Simulation{
+		Seed: 6, Messages: 60, Faults: 5, Stretch: 720, Lanes: []string{Scheduled, Recurring}, Without: []string{Stranger},
+		Kinds: []Kind{WorkerKilled, BrokerStopped, HalfOpen, ClockJumps, DelayDeleted},
+	})
+	assert.Empty(t, rep.Violations)
+	assert.Greater(t, rep.Virtual, 3*24*time.Hour)
+	assert.NotEmpty(t, rep.Usage)
+	assert.NotZero(t, rep.Recurred)
+	t.Logf("REPORT simulate: %.1f days; %v; then %v", rep.Virtual.Hours()/24, rep.Usage[0], rep.Usage[len(rep.Usage)-1])
 }
 
 func sorted(kinds map[Kind]int) string {

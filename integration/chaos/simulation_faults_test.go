@@ -69,6 +69,9 @@ var lasting = map[Kind]time.Duration{
 	ForeignBinding: time.Minute, ForeignFull: time.Minute, AlarmAtStart: 3 * time.Minute, HandlersHang: 2 * time.Minute, Resharded: 3 * time.Minute, Poisoned: time.Minute, Paused: time.Minute, GroupPaused: time.Minute,
 }
 
+// stretched are the faults that last for hours in a simulation of days.
+var stretched = []Kind{Refuse, BrokerKilled, BrokerStopped, MemoryAlarm, DiskAlarm, WorkerKilled, WorkerDrained, PolicyDeleted, Paused}
+
 // mustBeNotified are the faults that must be reported if they hit something.
 var mustBeNotified = map[Kind]bool{
 	EverythingReset: true, ConnectionsBlowUp: true, HalfOpen: true, Refuse: true, BrokerKilled: true, BrokerStopped: true,
@@ -79,6 +82,7 @@ var mustBeNotified = map[Kind]bool{
 type simFault struct {
 	n     int // in the whole schedule
 	kind  Kind
+	idle  time.Duration // before it
 	lasts time.Duration
 	dice  *rand.Rand // what is left to chance
 }
@@ -94,8 +98,14 @@ func (s *simulation) schedule() []simFault {
 			r.Shuffle(len(bag), func(i, j int) { bag[i], bag[j] = bag[j], bag[i] })
 		}
 		f := simFault{n: i, kind: bag[0], lasts: 500*time.Millisecond + time.Duration(r.Int64N(int64(11*time.Second))), dice: rand.New(rand.NewPCG(s.Seed, 1000+uint64(i)))}
+		if f.idle = firstFault; s.Stretch > 1 { // half a day, and up to four
+			f.idle = min(time.Duration(rand.New(rand.NewPCG(s.Seed, 2000+uint64(i))).ExpFloat64()*float64(s.stretch(time.Minute))), s.stretch(8*time.Minute))
+		}
 		if d := lasting[f.kind]; d > 0 {
 			f.lasts = d
+		}
+		if slices.Contains(stretched, f.kind) {
+			f.lasts = s.stretch(f.lasts)
 		}
 		bag = bag[1:]
 		if s.Only == nil || slices.Contains(s.Only, i) {
@@ -110,12 +120,13 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 	done, silent = map[Kind]int{}, map[Kind]int{}
 	for i, f := range faults {
 		s.hopeless()
-		backoff.Sleep(ctx, firstFault)
+		backoff.Sleep(ctx, f.idle)
 		if ctx.Err() != nil {
 			return done, silent
 		}
 		s.quiet = append(s.quiet, span{s.quietSince(), time.Since(s.began)})
 		s.glance(faults[:i])
+		s.use()
 		heard, harms := s.heard.Load(), s.harms.Load()
 		s.step("fault %d: %s for %v", f.n, f.kind, f.lasts)
 		close(s.during[i])
@@ -127,15 +138,15 @@ func (s *simulation) breakAll(ctx context.Context, faults []simFault) (done, sil
 		s.say("fault %d: %s is over", f.n, f.kind)
 		healed := time.Since(s.began)
 		done[f.kind]++
-		backoff.Sleep(ctx, calm)
-		after := healed + calm
+		backoff.Sleep(ctx, calm+3*(s.idleTimeout()-simIdle))
+		after := time.Since(s.began)
 		if f.kind == HalfOpen || f.kind == OneWay {
-			after = healed + zombie
+			after = healed + zombie + 3*(s.heartbeat()-time.Minute)
 		}
 		s.quiet = append(s.quiet, span{after, after})
 		s.judge(i, f, s.heard.Load() != heard, s.harms.Load() > harms, silent)
 		close(s.after[i])
-		backoff.Sleep(ctx, sendingAfter)
+		backoff.Sleep(ctx, s.stretch(sendingAfter))
 	}
 	return done, silent
 }
@@ -304,7 +315,7 @@ func (s *simulation) shiftClock(f simFault, l *simLane, w *simWorker) {
 		if r.IntN(2) == 0 {
 			by /= 600 // seconds
 		}
-		w.ahead.Store(int64(by))
+		w.ahead.Store(int64(s.stretch(by)))
 		w.drain(0)
 		return
 	}
@@ -315,8 +326,8 @@ func (s *simulation) shiftClock(f simFault, l *simLane, w *simWorker) {
 	// Its next retry is stamped with the current clock, and may wait once more when the
 	// worker has learned better.
 	from := time.Since(s.began)
-	l.broken = append(l.broken, span{from, from + clockRelearned})
-	w.ahead.Store(int64(by))
+	l.broken = append(l.broken, span{from, from + clockRelearned + l.script.delay(maxRetries-1)})
+	w.ahead.Store(int64(s.stretch(by)))
 }
 
 // clockRelearned is how long after a jump of its clock a worker may give a message the

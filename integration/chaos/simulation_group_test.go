@@ -32,19 +32,27 @@ type simGroup struct {
 	mu   sync.Mutex
 	now  []partition.Group // those that have workers, the newest last
 	ever []partition.Group
-	keys map[string]chan struct{} // a turn each
+	// changed is closed when now changes.
+	changed chan struct{}
+	keys    map[string]chan struct{} // a turn each
 }
 
 func (g *simGroup) current() []partition.Group {
+	now, _ := g.watch()
+	return now
+}
+
+func (g *simGroup) watch() (now []partition.Group, changed <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.Clone(g.now)
+	return slices.Clone(g.now), g.changed
 }
 
 func (g *simGroup) set(now ...partition.Group) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.now = now
+	close(g.changed)
+	g.now, g.changed = now, make(chan struct{})
 	for _, n := range now {
 		if !slices.Contains(g.ever, n) {
 			g.ever = append(g.ever, n)
@@ -54,7 +62,7 @@ func (g *simGroup) set(now ...partition.Group) {
 
 // makeGroup declares the lane's group.
 func (s *simulation) makeGroup(ctx context.Context, l *simLane) error {
-	l.group = &simGroup{dead: l.queue + ".dead", keyed: s.Seed%2 == 0, keys: map[string]chan struct{}{}}
+	l.group = &simGroup{dead: l.queue + ".dead", keyed: s.Seed%2 == 0, keys: map[string]chan struct{}{}, changed: make(chan struct{})}
 	l.group.set(partition.Group{Name: l.queue, Partitions: 4})
 	l.edit = func(m *client.Message, id uint32) { client.PublishTo(l.group.current()[0].Address(l.key(id)))(m) }
 	s.add(l)
@@ -124,7 +132,7 @@ func (w *simWorker) consumeGroup(life, clocked context.Context, conn *client.Con
 	l := w.lane
 	cfg := partition.Config{
 		Worker: fmt.Sprintf("w%d", w.n), Concurrency: 4, Grace: 10 * time.Second,
-		Retry: retry.Policy{MaxRetries: maxRetries, Backoff: retry.Delays(simDelays[:]...), Worker: "simulation", GiveUpAfter: giveUpAfter},
+		Retry: retry.Policy{MaxRetries: maxRetries, Backoff: retry.Delays(l.script.Delays[:]...), Worker: "simulation", GiveUpAfter: l.stretch(giveUpAfter)},
 	}
 	if l.group.keyed {
 		cfg.Key = func(d *client.Delivery) string {
@@ -143,7 +151,7 @@ func (w *simWorker) consumeGroup(life, clocked context.Context, conn *client.Con
 	defer running.Wait()
 	leave := map[int]context.CancelFunc{}
 	for life.Err() == nil {
-		current := l.group.current()
+		current, changed := l.group.watch()
 		for _, g := range current {
 			if leave[g.Generation] != nil {
 				continue
@@ -165,7 +173,10 @@ func (w *simWorker) consumeGroup(life, clocked context.Context, conn *client.Con
 				cancel()
 			}
 		}
-		backoff.Sleep(life, time.Second)
+		select {
+		case <-changed:
+		case <-life.Done():
+		}
 	}
 	for _, cancel := range leave {
 		cancel()
@@ -260,8 +271,8 @@ func (s *simulation) operateGroup(ctx context.Context, f simFault) (heal func(),
 		case <-ctx.Done():
 			<-finished
 			return
-		case <-time.After(30 * time.Minute):
-			s.wrong(ViolationStuck, l.n, "Reshard from %d to %d partitions hasn't ended after half an hour", from.Partitions, to.Partitions)
+		case <-time.After(s.stretch(simPatience)): // it waits for keys whose messages wait for a retry
+			s.wrong(ViolationStuck, l.n, "Reshard from %d to %d partitions hasn't ended after %v", from.Partitions, to.Partitions, s.stretch(simPatience))
 			s.giveUp()
 			<-finished
 			return

@@ -22,7 +22,7 @@ func (l *simLane) parks(ctx context.Context, d *client.Delivery) (park client.Pa
 	if _, was := d.Parked(); was || l.script.dice(l.n, id, 600)%2 == 0 {
 		return park, false
 	}
-	until := time.Now().Add(2*time.Second + time.Duration(l.script.dice(l.n, id, 601)%uint64(time.Minute)))
+	until := time.Now().Add(l.stretch(2*time.Second + time.Duration(l.script.dice(l.n, id, 601)%uint64(time.Minute))))
 	l.mu.Lock()
 	w := &l.waits[l.n][id]
 	w.due = max(w.due, until.Sub(l.began))
@@ -61,7 +61,7 @@ func (w *simWorker) claim(life context.Context, conn *client.Conn) {
 func (w *simWorker) claimOne(ctx context.Context, claimer *client.Claimer, id uint32) error {
 	l, token := w.lane, messageName(w.lane.n, id)
 	dice := l.script.dice(l.n, id, 602)
-	backoff.Sleep(ctx, time.Duration(dice>>32%uint64(10*time.Second)))
+	backoff.Sleep(ctx, l.stretch(time.Duration(dice>>32%uint64(10*time.Second))))
 	once, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var n int
@@ -75,7 +75,7 @@ func (w *simWorker) claimOne(ctx context.Context, claimer *client.Claimer, id ui
 	case dice%4 == 2:
 		n, err = claimer.RunNow(once, token)
 	default:
-		until := time.Now().Add(30 * time.Second)
+		until := time.Now().Add(l.stretch(30 * time.Second))
 		l.mu.Lock()
 		l.waits[l.n][id].due = max(l.waits[l.n][id].due, until.Sub(l.began))
 		l.mu.Unlock()

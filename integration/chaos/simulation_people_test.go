@@ -260,7 +260,7 @@ func (s *simulation) diverted() {
 
 // wasBroken says that something of the lane was broken at a time, or soon afterwards.
 func (l *simLane) wasBroken(at time.Duration) bool {
-	return slices.ContainsFunc(l.broken, func(q span) bool { return q.from <= at+simDelays[maxRetries-1]+healthyWithin && at <= q.to })
+	return slices.ContainsFunc(l.broken, func(q span) bool { return q.from <= at+l.stretch(simDelays[maxRetries-1])+healthyWithin && at <= q.to })
 }
 
 // isDeadLetterQueue says that the queue is one of the dead.

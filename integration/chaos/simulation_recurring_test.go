@@ -75,16 +75,19 @@ func (s *simulation) makeRecurring(l *simLane) {
 	l.recurring = &simGroups{names: schedule.Names{Prefix: l.prefix}}
 	for name, all := range map[string][]schedule.Recurring{
 		"a": {
-			{Name: "a-all", Times: schedule.Every(time.Minute), Missed: schedule.MissedAll},
-			{Name: "a-one", Times: schedule.Every(90 * time.Second)},
-			{Name: "a-skip", Times: schedule.Every(2 * time.Minute), Missed: schedule.MissedSkip},
+			{Name: "a-all", Times: schedule.Every(s.stretch(time.Minute)), Missed: schedule.MissedAll},
+			{Name: "a-one", Times: schedule.Every(s.stretch(90 * time.Second))},
+			{Name: "a-skip", Times: schedule.Every(s.stretch(2 * time.Minute)), Missed: schedule.MissedSkip},
 		},
 		"b": {
-			{Name: "b-relative", Times: relative(100 * time.Second), Missed: schedule.MissedAll},
-			{Name: "b-all", Times: schedule.Every(5 * time.Minute), Missed: schedule.MissedAll},
+			{Name: "b-relative", Times: relative(s.stretch(100 * time.Second)), Missed: schedule.MissedAll},
+			{Name: "b-all", Times: schedule.Every(s.stretch(5 * time.Minute)), Missed: schedule.MissedAll},
 		},
-		"c": {{Name: "c-one", Times: schedule.Every(3 * time.Minute)}},
+		"c": {{Name: "c-one", Times: schedule.Every(s.stretch(3 * time.Minute))}},
 	} {
+		if name == "c" && s.Stretch > 1 {
+			all = append(all, schedule.Recurring{Name: "c-nightly", Times: nightly{}, Missed: schedule.MissedAll})
+		}
 		for i := range all {
 			all[i].To = address.Queue(l.queue)
 		}
@@ -257,7 +260,7 @@ func (o *operator) operate(ctx context.Context, over <-chan struct{}) {
 			return
 		case <-ctx.Done():
 			return
-		case <-time.After(20*time.Second + time.Duration(o.dice.Int64N(int64(2*time.Minute)))):
+		case <-time.After(o.l.stretch(20*time.Second + time.Duration(o.dice.Int64N(int64(2*time.Minute))))):
 		}
 		name := o.g.all[o.dice.IntN(len(o.g.all))].Name
 		switch x := o.dice.IntN(6); {
@@ -312,7 +315,7 @@ func (o *operator) pause(ctx context.Context, name string, x int) {
 			cfg.Names = []string{name}
 		}
 		if x == 3 {
-			limited = time.Minute + time.Duration(o.dice.Int64N(int64(5*time.Minute)))
+			limited = o.l.stretch(time.Minute + time.Duration(o.dice.Int64N(int64(5*time.Minute))))
 			cfg.For = limited
 		}
 		err = o.group.Pause(once, cfg)

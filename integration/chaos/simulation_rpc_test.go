@@ -16,9 +16,6 @@ const Called = "called"
 // Misanswered is a call that got another's reply, or a reply to a request that never succeeds, or none to one that does.
 const Misanswered ViolationKind = "misanswered"
 
-// callWithin is how long a call waits for its reply, with all retries. Then its request expires.
-const callWithin = giveUpAfter
-
 // calling calls with the messages of lane "called". A call that has ended with a reply, or because its request is a
 // dead letter, was accepted.
 type calling struct {
@@ -26,13 +23,13 @@ type calling struct {
 	r *rpc.Requester[*client.Message, *client.Message]
 }
 
-// Publish waits for the reply as long as it takes: a request that expires would be gone.
+// Publish waits for the reply as long as it takes, with all retries: a request that expires would be gone.
 func (c calling) Publish(ctx context.Context, m *client.Message, _ ...func(*client.Message)) error {
 	_, id, err := c.l.read(m)
 	if err != nil {
 		return err
 	}
-	once, cancel := context.WithTimeout(context.WithoutCancel(ctx), callWithin)
+	once, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.l.stretch(giveUpAfter))
 	defer cancel()
 	reply, err := c.r.Call(once, m, func(out *client.Message) { out.Properties.MessageID = messageName(c.l.n, id) })
 	succeeds := c.l.script.Fate(c.l.n, id).End == EndHandled

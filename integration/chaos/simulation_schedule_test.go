@@ -19,7 +19,8 @@ const Scheduled = "scheduled"
 // ladder are the names of the lane's schedule.
 func (l *simLane) ladder() schedule.Names { return schedule.Names{Prefix: l.prefix} }
 
-// wait is how long a message of the lane is to wait: up to 100 s, mostly below 10 s, and one in eight no time.
+// wait is how long a message of the lane is to wait: up to 100 s, mostly below 10 s, and one in eight no time. In a
+// simulation of days, it is up to a week.
 func (l *simLane) wait(id uint32) time.Duration {
 	if l.name != Scheduled {
 		return 0
@@ -29,9 +30,12 @@ func (l *simLane) wait(id uint32) time.Duration {
 	case 0:
 		return 0
 	case 1:
+		if l.Stretch > 1 {
+			return l.stretch(span % (14 * time.Minute))
+		}
 		return span % (100 * time.Second)
 	default:
-		return span % (10 * time.Second)
+		return l.stretch(span % (10 * time.Second))
 	}
 }
 

@@ -180,7 +180,9 @@ func (w *simWorker) consume(life context.Context) {
 	}
 	if l.name == "crowd" && w.n == 0 {
 		consumers = 8
-		if l.Seed%4 == 1 { // a quarter of the seeds: each fault recreates all of their sessions
+		if l.Stretch > 1 {
+			consumers = 3 // each asks every two minutes whether its queue is empty
+		} else if l.Seed%4 == 1 { // a quarter of the seeds: each fault recreates all of their sessions
 			consumers = 34 // which is more than one connection has sessions for, with those of the copies
 		}
 	}

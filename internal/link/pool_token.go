@@ -6,6 +6,7 @@ import (
 
 	"github.com/hopback/hopback/internal/backoff"
 	"github.com/hopback/hopback/internal/failure"
+	"github.com/hopback/hopback/internal/loglines"
 )
 
 // due returns after how long to renew a token that expires after left.
@@ -18,6 +19,7 @@ func (p *Pool) keepToken(w *Wire) {
 		return
 	}
 	failures := 0
+	var outage loglines.Outage
 	wait := due(time.Until(expires))
 	for backoff.Sleep(w.Ctx, wait) {
 		token, until, err := w.endpoint.sasl.next(w.Ctx)
@@ -34,14 +36,14 @@ func (p *Pool) keepToken(w *Wire) {
 		}
 		if err != nil {
 			err = &failure.Error{Op: "connection", Target: w.endpoint.Shown, Kind: failure.ErrAuthentication, Err: err}
-			p.cfg.Dial.Log.Warn("hopback: the token wasn't renewed; trying again", "endpoint", w.endpoint.Shown, "expires", expires, "error", err)
+			p.cfg.Dial.Log.Log(w.Ctx, outage.Level(time.Now()), "hopback: the token wasn't renewed; trying again", "endpoint", w.endpoint.Shown, "expires", expires, "error", err)
 			p.cfg.Observer.TokenRefused(w.Place(), failures+1, err)
 			wait = p.cfg.Backoff.Pause(failures)
 			failures++
 			continue
 		}
 		p.cfg.Observer.TokenRenewed(w.Place(), failures+1)
-		failures = 0
+		failures, outage = 0, loglines.Outage{}
 		if until.IsZero() {
 			return
 		}
