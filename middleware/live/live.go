@@ -12,7 +12,7 @@
 //
 // A handler call costs two short locks. Workers send nothing until Ask publishes a question to the
 // exchange hopback.workers. Then each worker sends one answer of at most 64 kB, or with Watch
-// several for 20 s. An answer has the IDs, types, and tenants of messages, but no bodies.
+// several for up to a minute. An answer has the IDs, types, and tenants of messages, but no bodies.
 //
 // If the broker can't be reached, has an alarm, or refuses a permission, the worker isn't shown. Its handlers
 // aren't affected.
