@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -59,10 +60,15 @@ func (p pace) of(n int) time.Duration {
 func New(target string) (*Proxy, error) {
 	p := &Proxy{target: target, pairs: map[*pair]struct{}{}, flowing: make(chan struct{})}
 	close(p.flowing)
-	if err := p.listen("127.0.0.1:0"); err != nil {
-		return nil, err
+	// While connections are refused, nobody listens on its port. So it isn't one of those that systems give to outgoing
+	// connections, from 32768 on Linux and 49152 elsewhere: such a connection would keep it.
+	var err error
+	for range 100 {
+		if err = p.listen(fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(10_000))); err == nil {
+			return p, nil
+		}
 	}
-	return p, nil
+	return nil, err
 }
 
 // Addr is the host:port to connect to; it stays the same.
@@ -173,16 +179,7 @@ func (p *Proxy) Admit() error {
 	if open {
 		return nil
 	}
-	// Somebody else may be given the port for a moment, for an outgoing
-	// connection.
-	var err error
-	for range 50 {
-		if err = p.listen(p.addr); err == nil {
-			return nil
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return err
+	return p.listen(p.addr)
 }
 
 // Close resets all connections, lets no more in, and waits until nothing of the
