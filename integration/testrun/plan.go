@@ -143,12 +143,15 @@ func leftOutLine(why *rabbitmq.NoWayError) string {
 	return fmt.Sprintf("left out: all tests with a real RabbitMQ %s; to run them, %s", why.Version, why.Remedy())
 }
 
-// rest runs everything that usual leaves out, in two lanes at once, since each of them mostly waits: one for
-// what needs no shared broker, and one for what does. The first time on a machine the brokers take a
+// rest runs everything that usual leaves out, in two lanes at once, since each of them mostly waits: one begins with
+// what needs no broker, and one with what needs the shared ones. The first time on a machine the brokers take a
 // minute or so to build. Brokers that run already are used and left running.
 func (r *runner) rest() {
 	settings()
-	together(r.withoutBrokers, func() {
+	together(func() {
+		r.withoutBrokers()
+		r.withFaultyBrokers()
+	}, func() {
 		r.withBrokers()
 		r.withOtherServers()
 	})
@@ -204,28 +207,29 @@ func (r *runner) withoutBrokers() {
 			r.test("-count=1", "-timeout="+r.limit, subjects, "./integration/broker", "-brokers=memory-4.4")
 		},
 	)
-	r.phase("what needs none of the shared brokers is done")
+	r.phase("what needs no broker is done")
 }
 
-// withOtherServers runs what starts its own servers.
+// withFaultyBrokers mostly waits for brokers that it starts and kills.
+func (r *runner) withFaultyBrokers() {
+	r.phase("brokers that die")
+	faulty := slices.DeleteFunc(r.list("./integration/rabbitmq/...", "./integration/chaos/short", "./integration/cluster"), func(pkg string) bool {
+		return strings.HasSuffix(pkg, "/cmd/broker")
+	})
+	r.test("-race", "-count=1", "-p=3", "-timeout="+r.limit, faulty)
+	r.phase("brokers that die are done")
+}
+
+// withOtherServers runs the other modules, some of which start a PostgreSQL, a Redis, or a Prometheus.
 func (r *runner) withOtherServers() {
-	r.phase("brokers that die, and other modules")
-	together( // both mostly wait: for brokers that they start and kill, and for a PostgreSQL, a Redis, and a Prometheus
-		func() {
-			faulty := slices.DeleteFunc(r.list("./integration/rabbitmq/...", "./integration/chaos/short", "./integration/cluster"), func(pkg string) bool {
-				return strings.HasSuffix(pkg, "/cmd/broker")
-			})
-			r.test("-race", "-count=1", "-p=3", "-timeout="+r.limit, faulty)
-		},
-		func() {
-			r.test("-race", "-count=1", "-p=1", "-timeout="+r.limit, moduleUnits, "./postgres/...", "./middleware/dedupe/redisstore")
-			r.test("-count=1", "-timeout="+r.limit, "./hopbackotel/dashboards")
-			// The workspace leaves tools out.
-			if out, err := r.output("env", "GOWORK=off", goTool, "-C", "integration/tools", "test", "-count=1", "./..."); err != nil {
-				r.tally.fail("go -C integration/tools test ./...: " + err.Error() + "\n" + string(out))
-			}
-		},
-	)
+	r.phase("other modules")
+	r.test("-race", "-count=1", "-p=1", "-timeout="+r.limit, moduleUnits, "./postgres/...", "./middleware/dedupe/redisstore")
+	r.test("-count=1", "-timeout="+r.limit, "./hopbackotel/dashboards")
+	// The workspace leaves tools out.
+	if out, err := r.output("env", "GOWORK=off", goTool, "-C", "integration/tools", "test", "-count=1", "./..."); err != nil {
+		r.tally.fail("go -C integration/tools test ./...: " + err.Error() + "\n" + string(out))
+	}
+	r.phase("other modules are done")
 }
 
 // withBrokers is the lane of what needs the shared brokers. What usual runs with 4.3 isn't run again.
