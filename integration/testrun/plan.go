@@ -220,7 +220,7 @@ func (r *runner) withFaultyBrokers() {
 	r.phase("brokers that die are done")
 }
 
-// withOtherServers runs the other modules, some of which start a PostgreSQL, a Redis, or a Prometheus.
+// withOtherServers runs the other modules. Some start a PostgreSQL, a Redis, or a Prometheus.
 func (r *runner) withOtherServers() {
 	r.phase("other modules")
 	r.test("-race", "-count=1", "-p=1", "-timeout="+r.limit, moduleUnits, "./postgres/...", "./middleware/dedupe/redisstore")
