@@ -244,11 +244,12 @@ func TestMissedTimes(t *testing.T) {
 		second.Missed = schedule.MissedAll
 		cfg.Recurring = append(cfg.Recurring, second)
 		stop := w.group(g, cfg)
-		time.Sleep(time.Second)
+		time.Sleep(1300 * time.Millisecond) // it stops, and starts again, between two seconds
 		stop()
+		synctest.Wait()
 		began := time.Now()
 		got.clear()
-		time.Sleep(59*time.Minute + 300*time.Millisecond) // between two seconds
+		time.Sleep(59 * time.Minute)
 		w.group(g, cfg)
 		time.Sleep(500 * time.Millisecond)
 		synctest.Wait()
