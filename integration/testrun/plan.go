@@ -151,6 +151,9 @@ func (r *runner) rest() {
 	together(func() {
 		r.withoutBrokers()
 		r.withFaultyBrokers()
+		r.phase("other modules, without servers")
+		r.test("-race", "-count=1", "-timeout="+r.limit, moduleUnits)
+		r.phase("the first lane is done")
 	}, func() {
 		r.withBrokers()
 		r.withOtherServers()
@@ -217,19 +220,18 @@ func (r *runner) withFaultyBrokers() {
 		return strings.HasSuffix(pkg, "/cmd/broker")
 	})
 	r.test("-race", "-count=1", "-p=3", "-timeout="+r.limit, faulty)
-	r.phase("brokers that die are done")
 }
 
-// withOtherServers runs the other modules. Some start a PostgreSQL, a Redis, or a Prometheus.
+// withOtherServers runs the modules that start a PostgreSQL, a Redis, or a Prometheus, and the tools.
 func (r *runner) withOtherServers() {
-	r.phase("other modules")
-	r.test("-race", "-count=1", "-p=1", "-timeout="+r.limit, moduleUnits, "./postgres/...", "./middleware/dedupe/redisstore")
+	r.phase("other modules, with servers")
+	r.test("-race", "-count=1", "-p=1", "-timeout="+r.limit, "./postgres/...", "./middleware/dedupe/redisstore")
 	r.test("-count=1", "-timeout="+r.limit, "./hopbackotel/dashboards")
 	// The workspace leaves tools out.
 	if out, err := r.output("env", "GOWORK=off", goTool, "-C", "integration/tools", "test", "-count=1", "./..."); err != nil {
 		r.tally.fail("go -C integration/tools test ./...: " + err.Error() + "\n" + string(out))
 	}
-	r.phase("other modules are done")
+	r.phase("the second lane is done")
 }
 
 // withBrokers is the lane of what needs the shared brokers. What usual runs with 4.3 isn't run again.
