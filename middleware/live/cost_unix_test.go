@@ -171,7 +171,7 @@ func BenchmarkWatchOnRabbitMQ(b *testing.B) {
 			sum := spent[phase]
 			spent[phase] = cost{sum.broker + brokerCPU(b, pid) - before.broker, sum.workers + cpu(b) - before.workers}
 			if stop(); watched {
-				time.Sleep(25 * time.Second) // until the workers stop to answer
+				time.Sleep(50 * time.Second) // until the workers stop to answer
 			}
 		}
 	}

@@ -91,10 +91,16 @@ func (w *watch) pace() (every, again time.Duration) {
 	return showEvery * times(perShow), min(askEvery*times(perAsk), maxFor/2)
 }
 
-// mayAsk reports whether it is time for a question. It asks earlier if there are more or fewer workers than before.
+// mayAsk reports whether it is time for a question. It asks earlier if there are more or fewer workers than before, and
+// at once if they answer too often.
 func (w *watch) mayAsk(waited time.Duration) bool {
-	every, _ := w.pace()
-	return waited >= w.again || waited >= askEvery && every != w.every || len(w.known) == 0 && waited >= showEvery
+	switch every, _ := w.pace(); {
+	case len(w.known) == 0 || every > w.every:
+		return waited >= showEvery
+	case every < w.every:
+		return waited >= askEvery
+	}
+	return waited >= w.again
 }
 
 // round reads answers for a while.
