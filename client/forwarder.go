@@ -5,12 +5,12 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/Azure/go-amqp"
 
+	"github.com/hopback/hopback/address"
 	"github.com/hopback/hopback/argument"
 	"github.com/hopback/hopback/client/instrument"
 	"github.com/hopback/hopback/internal/backoff"
@@ -382,7 +382,7 @@ func (w *forwarder) settled(s *forwardSender, f *pendingForward, err error) bool
 		s.stall(err)
 	}
 	now, pause := time.Now(), forwardPause
-	if errors.Is(err, failure.ErrRefused) && strings.HasPrefix(f.Target, "/exchanges/") {
+	if to, _ := address.Parse(f.Target); errors.Is(err, failure.ErrRefused) && !to.IsQueue() {
 		pause = refusedPause
 	}
 	f.next = now.Add(pause.Pause(f.failures))

@@ -206,7 +206,12 @@ func (w *watch) check(ms int64) {
 
 // again is a check while the consumer runs. It stops when its connection is lost.
 func (w *watch) again() {
-	defer w.busy.Store(false)
+	defer func() {
+		w.busy.Store(false)
+		if w.unchecked.Load() > 0 { // this check failed, or has begun before the last failure
+			w.check(w.millis(w.now()))
+		}
+	}()
 	ctx, cancel := context.WithTimeout(w.running, peekTimeout)
 	defer cancel()
 	deaths, unchecked := w.deaths.Load(), w.unchecked.Swap(0)
@@ -219,7 +224,6 @@ func (w *watch) again() {
 		w.log.Debug("hopback: topology check: reading the topology failed; it will be tried again", "error", err)
 		w.schedule(now, now.Add(peekSoon))
 		w.unchecked.Add(unchecked)
-		w.check(w.millis(now))
 		return
 	}
 	w.record(&in, now, deaths)

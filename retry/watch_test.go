@@ -281,6 +281,26 @@ func TestTheLastFailureIsFollowedByACheck(t *testing.T) {
 	})
 }
 
+// A message that fails while a check runs is followed by another one: this one may have read the topology before.
+func TestAFailureDuringACheckIsFollowedByAnother(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWatched(t)
+		var checks atomic.Int64
+		w.peek = func(context.Context) (inspection, error) {
+			checks.Add(1)
+			time.Sleep(10 * time.Second)
+			return inspection{}, nil
+		}
+		time.Sleep(peekEvery)
+		w.messageGivenUp()
+		time.Sleep(5 * time.Second)
+		w.messageGivenUp()
+		time.Sleep(time.Hour)
+		assert.EqualValues(t, 2, checks.Load())
+	})
+}
+
 // A check that the broker doesn't answer is tried again, until the consumer ends.
 func TestAFailedCheckIsRepeatedUntilTheConsumerEnds(t *testing.T) {
 	t.Parallel()

@@ -12,15 +12,15 @@ type Pauses interface {
 	AwaitResume(ctx context.Context) bool
 }
 
-// Paused reports whether the consumer of a handler's ctx is paused. If so, free what the delivery has waited for, and call
-// AwaitResume.
+// Paused reports whether the consumer of a handler's ctx is paused. A middleware asks that frees what the delivery has waited
+// for before it calls AwaitResume.
 func Paused(ctx context.Context) bool {
 	p, _ := ctx.Value(PauseKey{}).(Pauses)
 	return p != nil && p.Paused()
 }
 
-// AwaitResume waits until the consumer is resumed. It returns false at once if returning the message to its queue costs
-// nothing, and later if the consumer drains or ctx ends: then return a client.Requeue.
+// AwaitResume returns true if the consumer isn't paused, and otherwise waits until it is resumed. It returns false at once if
+// returning the message to its queue costs nothing, and later if the consumer drains or ctx ends: then return a client.Requeue.
 func AwaitResume(ctx context.Context) bool {
 	p, _ := ctx.Value(PauseKey{}).(Pauses)
 	return p == nil || p.AwaitResume(ctx)

@@ -203,7 +203,7 @@ func (h *handler) run(all []*call) {
 			c.finish(late(c.ctx, err))
 			continue
 		}
-		if inside.Paused(c.ctx) && !inside.AwaitResume(c.ctx) {
+		if !inside.AwaitResume(c.ctx) {
 			c.finish(client.Requeue{Err: errors.New("the consumer was paused while the message waited for its batch")})
 			continue
 		}

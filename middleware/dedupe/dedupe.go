@@ -212,7 +212,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 	handled := false
 	c.keep()
 	defer func() { c.end(handled) }()
-	if inside.Paused(ctx) && !inside.AwaitResume(ctx) {
+	if !inside.AwaitResume(ctx) {
 		return client.Requeue{Err: errors.New("the consumer was paused while the message waited for its claim")}
 	}
 	err = h.inner.Handle(ctx, d)

@@ -277,14 +277,20 @@ func (a *answerer) answerTo(ctx context.Context, to address.Address, question *c
 	}
 	lasts, _ := of(propertyFor, maxFor)
 	every = max(every, minEvery)
-	if w != nil {
-		w.until, w.every = now.Add(lasts), every
+	fresh := w == nil
+	if fresh {
+		w = &watcher{to: to}
+		a.watchers[to.QueueName()] = w
+	}
+	if w.every != every {
+		// Not all workers answer at the same time, but those of one show do: then the broker, and who watches, wake up once
+		// for all of them.
+		w.due = now.Add(showEvery * mathrand.N(max(1, every/showEvery)))
+	}
+	w.until, w.every = now.Add(lasts), every
+	if !fresh {
 		return nil
 	}
-	// Not all workers answer at the same time, but those of one show do: then the broker, and who watches, wake up once
-	// for all of them.
-	w = &watcher{to: to, every: every, until: now.Add(lasts), due: now.Add(showEvery * mathrand.N(max(1, every/showEvery)))}
-	a.watchers[to.QueueName()] = w
 	return a.update(ctx, w, now)
 }
 

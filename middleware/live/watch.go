@@ -28,7 +28,8 @@ const (
 // Watch calls show with what all workers do, about every 2 s until ctx ends, with less work for workers and broker than
 // repeated calls of [Ask]. Workers answer by themselves: when something has changed, up to 50 of them every 2 s, up to
 // 100 every 4 s, and so on; otherwise about every 6 s. So Watch notices within 10 s that a worker has started, or 20 s if
-// there are over 100, and 30 s if there are over 200; and within about 12 s that one is gone. show must be quick.
+// there are over 100, and 30 s if there are over 200. It notices within about 12 s that one is gone, and with 200 workers
+// within about 17 s. show must be quick.
 //
 // The errors are those of Ask, and nil if ctx has ended. After an error, call Watch again.
 func Watch(ctx context.Context, conn *client.Conn, show func(Fleet)) error {

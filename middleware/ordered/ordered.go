@@ -157,7 +157,7 @@ func (h *handler) Handle(ctx context.Context, d *client.Delivery) error {
 		return client.Requeue{Err: fmt.Errorf("waiting for the key's turn: %w", err)}
 	}
 	defer h.turns.leave(l) // also after a panic, or runtime.Goexit
-	if inside.Paused(ctx) && !inside.AwaitResume(ctx) {
+	if !inside.AwaitResume(ctx) {
 		return client.Requeue{Err: errors.New("the consumer was paused while the message waited for its key's turn")}
 	}
 	return h.attempts(ctx, d)

@@ -166,7 +166,7 @@ func (w *watcher) follow(ctx context.Context) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	paused := w.found && (w.known.Until.IsZero() || w.known.Until.After(now))
+	paused := w.found && !w.known.over(now)
 	switch {
 	case paused && w.resume == nil:
 		w.resume = w.pause()
